@@ -1,0 +1,24 @@
+"""Rows on disk -> tables, intervals, figures. Sees no model; each name loads its module when first used."""
+
+from importlib import import_module
+
+_HOME = {
+    "Runs": "frames",
+    "open_runs": "frames",
+    "curve_table": "stats",
+    "summary_table": "stats",
+    "band_table": "bands",
+    "crossover": "bands",
+    "Crossover": "bands",
+    "figure2": "figures",
+    "plot_runs": "figures",
+    "save_figure": "figures",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

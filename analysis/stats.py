@@ -1,0 +1,159 @@
+"""Tables per selector: the curve over chunks, and its summary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas
+
+from forward_influence.analysis.bands import default_bands
+from forward_influence.analysis.frames import Runs
+from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_interval, mean_of
+from forward_influence.analysis.panel import CHUNK_ARRAYS, Panel, build_panel
+
+
+def curve_table(
+    runs: Runs,
+    *,
+    common: bool = False,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> pandas.DataFrame:
+    """KL per selector and chunk, with the documents and offsets behind each line.
+
+    Parameters
+    ----------
+    common : bool
+        Count only documents in which every selector was measured up to the horizon that at least half
+        of the documents reach, and stop there: then all chunks speak of the same documents.
+    level, resamples, seed
+        Of the bootstrap.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``mean`` and ``median`` over documents of their chunk means, with ``low`` and ``high``, the BCa
+        bootstrap interval of the mean over documents; ``q90``, ``q95``, ``q99`` and ``max`` over all
+        offsets of all documents (a quantile is a value that occurred: the smallest with at least that
+        share of the offsets at or below it); all in nats. ``delta_nll`` (nats per token, over
+        ``n_documents_nll``) and ``top1_changed`` (share) are means over documents.
+
+        An infinite KL stays infinite: in the mean and both ends of its interval, in the quantiles it
+        reaches, and ``n_infinite`` counts the documents concerned. One document: no interval (NaN).
+    """
+    panel = build_panel(runs)
+    if common:
+        panel = _common(panel)
+    selectors, documents, chunks = panel.kl_mean.shape
+    by_document = panel.kl_mean.transpose(1, 0, 2).reshape(documents, selectors * chunks)
+    low, high = mean_interval(by_document, "BCa", level=level, resamples=resamples, seed=seed)
+    lines = []
+    for s, selector in enumerate(panel.selectors):
+        for c in range(chunks):
+            values = _known(panel.kl_mean[s, :, c])
+            if not len(values):
+                continue
+            start = c * panel.chunk
+            offsets = _known(panel.kl[s, :, start : start + panel.chunk])
+            nll = _known(panel.delta_nll[s, :, c])
+            lines.append(
+                {
+                    "selector": selector,
+                    "chunk_start": start,
+                    "chunk_stop": start + int(np.nanmax(panel.chunk_count[s, :, c])),
+                    "n_documents": len(values),
+                    "n_offsets": len(offsets),
+                    "mean": values.mean(),
+                    "low": low[s * chunks + c],
+                    "high": high[s * chunks + c],
+                    "median": np.median(values),
+                    **quantiles(offsets, (0.9, 0.95, 0.99)),
+                    "max": offsets.max(),
+                    "n_infinite": int(np.isinf(values).sum()),
+                    "delta_nll": mean_of(nll),
+                    "n_documents_nll": len(nll),
+                    "top1_changed": mean_of(_known(panel.top1_changed[s, :, c])),
+                }
+            )
+    return pandas.DataFrame(lines)
+
+
+def summary_table(runs: Runs) -> pandas.DataFrame:
+    """One line per selector: KL near and far, its distribution, and what it does to the predictions.
+
+    Returns
+    -------
+    pandas.DataFrame
+        ``kl_mean`` is the mean over documents of each one's mean over its offsets. ``kl_near`` and
+        ``kl_far`` are means over the first and the last band of :func:`default_bands` (offsets 0 to
+        ``near_stop``, ``far_start`` to ``far_stop``), in the ``n_documents_far`` documents that reach
+        the end of both.
+        ``q50`` to ``max`` are over all offsets of all documents. Nats; infinities stay infinite.
+        ``delta_nll`` (nats per token) and ``top1_changed`` (share): each document's mean over its
+        offsets, then over documents. ``skipped`` and ``failed`` count documents.
+    """
+    panel = build_panel(runs)
+    bands = default_bands(panel.horizon)
+    near, far = bands[0], bands[-1]
+    lines = []
+    for s, selector in enumerate(panel.selectors):
+        here = panel.reach[s] > 0
+        to_end = panel.kl[s, panel.reach[s] >= panel.horizon]
+        rows = [row for row in runs.rows if row["selector"] == selector]
+        offsets = _known(panel.kl[s])
+        lines.append(
+            {
+                "selector": selector,
+                "n_removed": max(row["n_removed"] for row in rows if row["status"] == "ok"),
+                "n_documents": int(here.sum()),
+                "n_offsets": len(offsets),
+                "kl_mean": mean_of(_document_means(panel.kl_mean[s], panel.chunk_count[s])),
+                "kl_near": mean_of(to_end[:, slice(*near)].mean(axis=-1)),
+                "kl_far": mean_of(to_end[:, slice(*far)].mean(axis=-1)),
+                "near_stop": near[1],
+                "far_start": far[0],
+                "far_stop": far[1],
+                "n_documents_far": len(to_end),
+                **quantiles(offsets, (0.5, 0.9, 0.95, 0.99)),
+                "max": offsets.max(),
+                "delta_nll": mean_of(_document_means(panel.delta_nll[s], panel.nll_count[s])),
+                "top1_changed": mean_of(_document_means(panel.top1_changed[s], panel.chunk_count[s])),
+                "skipped": sum(row["status"] == "skipped" for row in rows),
+                "failed": sum(row["status"] == "failed" for row in rows),
+            }
+        )
+    return pandas.DataFrame(lines)
+
+
+def quantiles(values: np.ndarray, shares: tuple[float, ...]) -> dict[str, float]:
+    """For each share q the smallest value with at least q of all values at or below it, as ``q90``, ...
+
+    Takes values that occurred; interpolation would make NaN between infinities.
+    """
+    ordered = np.sort(values)
+    # 1e-9: a product such as 0.95 * 20 must not be lifted over its integer by rounding
+    ranks = {q: max(0, int(np.ceil(q * len(ordered) - 1e-9)) - 1) for q in shares}
+    return {f"q{round(100 * q)}": float(ordered[rank]) for q, rank in ranks.items()}
+
+
+def _common(panel: Panel) -> Panel:
+    whole = (panel.reach >= panel.horizon).all(axis=0)
+    chunks = -(-panel.horizon // panel.chunk)
+    cut = {name: getattr(panel, name)[:, whole, :chunks] for name in CHUNK_ARRAYS}
+    documents = tuple(name for name, keep in zip(panel.documents, whole) if keep)
+    return replace(panel, documents=documents, kl=panel.kl[:, whole, : chunks * panel.chunk], **cut)
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    return values[~np.isnan(values)]
+
+
+def _document_means(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Mean over each document's offsets, from `[documents, chunks]`; documents without a value left out."""
+    known = ~np.isnan(values) & (counts > 0)
+    with np.errstate(invalid="ignore"):
+        totals = np.multiply(values, counts, where=known, out=np.zeros_like(values)).sum(axis=-1)
+    offsets = np.where(known, counts, 0).sum(axis=-1)
+    return totals[offsets > 0] / offsets[offsets > 0]

@@ -1,0 +1,102 @@
+"""Paths to a corpus: which files are taken, what is said about the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from forward_influence.data.documents import RecordCorpus
+from forward_influence.data.errors import DataError
+from forward_influence.data.names import named_records
+from forward_influence.data.records import SCANNERS, Record, scan_file
+
+ENDINGS = tuple(SCANNERS)
+_ALLOWED = f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
+_PROBLEMS_PER_FILE = 20
+
+
+def load_local(paths: Sequence[str | os.PathLike], seed: int) -> RecordCorpus:
+    """The documents of files and folders. Every path named has to give at least one.
+
+    Raises
+    ------
+    DataError
+        If a path is missing, of another kind, or without a usable document.
+    """
+    records: list[Record] = []
+    problems: list[str] = []
+    n_files = 0
+    for path in paths:
+        files = find_files(Path(path).expanduser())
+        n_files += len(files)
+        before, first_problem = len(records), len(problems)
+        for file in files:
+            records.extend(_scan(file, problems))
+        if len(records) == before:
+            raise DataError(
+                f"{str(path)!r} holds no usable document: {problems[first_problem].rstrip('.')}; "
+                f"give a {_ALLOWED} file or folder with text in UTF-8."
+            )
+    named, dropped = named_records(records)
+    notices = [f"Corpus 'local': {_count(len(named), 'document')} from {_count(n_files, 'file')}."]
+    if dropped:
+        notices.append(f"{_count(dropped, 'duplicate document')} dropped.")
+    return RecordCorpus(
+        name="local",
+        identity="local",
+        seed=seed,
+        notices=tuple(notices),
+        problems=tuple(problems),
+        entries=[(name, record.read) for name, record in named.items()],
+    )
+
+
+def find_files(path: Path) -> list[Path]:
+    """The file itself, or the usable files below a folder, sorted; hidden ones are not looked at.
+
+    Raises
+    ------
+    DataError
+        If there is none, or the file is of another kind.
+    """
+    if path.is_dir():
+        files = sorted(_walk(path))
+        if not files:
+            raise DataError(f"Folder {str(path)!r} holds no {_ALLOWED} file; name one that does.")
+        return files
+    if path.suffix.lower() not in ENDINGS:
+        raise DataError(f"File {str(path)!r} ends in {path.suffix!r}, not {_ALLOWED}; convert or rename it.")
+    return [path]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    def stop(error: OSError) -> None:
+        raise DataError(
+            f"Folder {error.filename!r} cannot be listed ({error.strerror}); change its permissions or name "
+            "another folder."
+        ) from error
+
+    for parent, folders, files in os.walk(folder, onerror=stop):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if not name.startswith(".") and Path(name).suffix.lower() in ENDINGS:
+                yield Path(parent, name)
+
+
+def _scan(file: Path, problems: list[str]) -> Iterator[Record]:
+    seen = 0
+
+    def report(sentence: str) -> None:
+        nonlocal seen
+        seen += 1
+        if seen <= _PROBLEMS_PER_FILE:  # a file of another format has one a line
+            problems.append(sentence)
+
+    yield from scan_file(file, report)
+    if seen > _PROBLEMS_PER_FILE:
+        problems.append(f"{file}: {seen - _PROBLEMS_PER_FILE} more problems of this kind are not listed.")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

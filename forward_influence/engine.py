@@ -1,0 +1,303 @@
+"""The masking engine: one prefix, several ablations of it, and the future rerun in lockstep.
+
+Row 0 of a batch is the reference, the others are ablated rows. All share the prefix forward, and from
+there on the same calls, kernels and chunks, so that a difference between rows is the ablation and nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import torch
+
+from forward_influence.errors import UserError
+from forward_influence.kl import Comparison, compare_logits
+from forward_influence.memory import is_out_of_memory, rows_that_fit
+from infokv.forward import Head, forward_chunks
+from infokv.store import TokenStore
+
+CHUNK_SIZE = 256
+
+#: Logits held at a time, elements over all rows; memory must not grow with horizon x vocabulary.
+_LOGITS = 1 << 22
+
+Removal = Collection[int] | torch.Tensor
+
+
+def prefill(model, input_ids: torch.Tensor, *, chunk_size: int = CHUNK_SIZE, total_length: int, listeners=(),
+            block_listeners=(), on_chunk: Callable | None = None) -> TokenStore:  # fmt: skip
+    """Run a prefix once; its store can be forked into rows.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    input_ids : int Tensor ``[1, prefix]``
+    chunk_size : int
+        Tokens of a call; changes the speed only.
+    total_length : int
+        Prefix + horizon: RoPE frequencies that depend on the length are fixed for it.
+    listeners, block_listeners : sequences
+        See :func:`infokv.forward.forward_chunks`.
+    on_chunk : callable, optional
+        Called with the start and the final states ``[1, chunk, hidden]`` of each chunk.
+    """
+    layers = model.config.get_text_config().num_hidden_layers
+    store = TokenStore(layers, input_ids.shape[1])
+    for start, states in forward_chunks(
+        model, store, input_ids, chunk_size=chunk_size, total_length=total_length,
+        listeners=tuple(listeners), block_listeners=tuple(block_listeners),
+    ):  # fmt: skip
+        if on_chunk is not None:
+            on_chunk(start, states)
+    return store
+
+
+class MaskingEngine:
+    """Ablated rows of one text in lockstep with its reference row.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model of transformers; as before afterwards.
+    prefix : TokenStore
+        One row that holds the prefix, from :func:`prefill`; it is read only.
+    continuation : int Tensor ``[1, horizon]``
+        The tokens at positions P to P + horizon - 1.
+    hidden : bool Tensor ``[rows, layers or 1, kv_heads or 1, prefix]``
+        What each ablated row does not see.
+    chunk_size : int
+        Tokens of a call; changes the speed only.
+
+    Notes
+    -----
+    Source: arXiv 2606.26875, the masking study behind its Figure 2.
+    """
+
+    def __init__(self, model, prefix: TokenStore, continuation: torch.Tensor, hidden: torch.Tensor, *,
+                 chunk_size: int = CHUNK_SIZE):  # fmt: skip
+        self.model = model
+        self.chunk_size = chunk_size
+        self._prefix = prefix
+        self._continuation = continuation
+        self._hidden = torch.cat([torch.zeros_like(hidden[:1]), hidden])
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch, the reference included."""
+        return len(self._hidden)
+
+    def states(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """First offset and final states ``[rows, chunk, hidden]`` of each chunk; row 0 is the reference."""
+        horizon = self._continuation.shape[1]
+        total = self._prefix.seen + horizon
+        store = self._prefix.fork(self.rows, total)
+        store.hide(self._hidden)
+        ids = self._continuation.expand(self.rows, -1)
+        for start, states in forward_chunks(
+            self.model, store, ids, chunk_size=self.chunk_size, total_length=total
+        ):
+            yield start - self._prefix.seen, states
+
+    def logits(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """First offset and logits ``[rows, tokens, vocabulary]`` of small slices; row 0 is the reference.
+
+        The logits at offset o belong to the query at position P + o and predict token P + o + 1.
+        """
+        head = Head(self.model)
+        for offset, states in self.states():
+            for start, part in logit_slices(head, states):
+                yield offset + start, part
+
+    def comparisons(self) -> Iterator[tuple[int, Comparison]]:
+        """First offset and :class:`Comparison` ``[ablated rows, tokens]`` of small slices."""
+        targets = next_tokens(self._continuation)
+        for offset, logits in self.logits():
+            part = targets[offset : offset + logits.shape[1]]
+            yield offset, compare_logits(logits[0], logits[1:], part)
+
+
+def logit_slices(head: Head, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Logits of a chunk of final states, a few tokens at a time: start in the chunk, and logits."""
+    vocabulary = head.vocabulary
+    step = max(1, _LOGITS // (states.shape[0] * vocabulary))
+    for start in range(0, states.shape[1], step):
+        yield start, head(states[:, start : start + step])
+
+
+def next_tokens(continuation: torch.Tensor) -> torch.Tensor:
+    """The real next token of each offset ``[horizon]``; -1 for the last, which the text does not hold."""
+    return torch.cat([continuation[0, 1:], continuation.new_full((1,), -1)])
+
+
+def influence(model, input_ids: torch.Tensor, removed: Sequence[Removal], *, prefix_length: int,
+              chunk_size: int = CHUNK_SIZE, batch: int | None = None) -> torch.Tensor:  # fmt: skip
+    """Forward Influence of sets of prefix positions.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model of transformers; as before afterwards.
+    input_ids : int Tensor ``[1, prefix + horizon]``
+    removed : sequence
+        For each set, a collection of positions (duplicates count once), or a bool tensor
+        ``[layers or 1, kv_heads or 1, prefix]``. An empty set is run like any other.
+    prefix_length : int
+        Tokens that are cached before anything is removed.
+    chunk_size : int
+        Tokens of a call; changes the speed only.
+    batch : int, optional
+        Ablated rows of one pass; by default as many as free memory allows.
+
+    Returns
+    -------
+    float64 Tensor ``[len(removed), horizon]``
+        ``KL(full cache || without the set)`` in nats, at each offset, over the whole vocabulary.
+
+    Raises
+    ------
+    UserError
+        If a position lies outside the prefix, a shape does not fit, or a set leaves nothing of the prefix.
+
+    Notes
+    -----
+    Source: arXiv 2606.26875, definition of Forward Influence.
+    """
+    ids = check_ids(model, input_ids, prefix_length)
+    flags = [removal_flags(one, prefix_length, index) for index, one in enumerate(removed)]
+    if not flags:
+        return torch.empty(0, ids.shape[1] - prefix_length, dtype=torch.float64)
+    with evaluation(model):
+        store = prefill(model, ids[:, :prefix_length], chunk_size=chunk_size, total_length=ids.shape[1])
+        parts = compare_rows(
+            model, store, ids[:, prefix_length:], flags, chunk_size=chunk_size, batch=batch
+        )
+    return parts.kl.cpu()
+
+
+def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: Sequence[torch.Tensor], *,
+                 chunk_size: int = CHUNK_SIZE, batch: int | None = None,
+                 notify: Callable[[str], None] = lambda sentence: None,
+                 progress: Callable[[int], None] = lambda row_tokens: None) -> Comparison:  # fmt: skip
+    """All ablated rows against the reference, in as many passes as memory asks for.
+
+    Identical non-empty sets are computed once. When memory runs out, the batch is halved with a notice and
+    the pass is run again.
+
+    Parameters
+    ----------
+    flags : sequence of bool Tensors ``[layers or 1, kv_heads or 1, prefix]``
+    batch : int, optional
+        Ablated rows of one pass.
+    notify : callable
+        Takes a sentence for the user.
+    progress : callable
+        Takes the number of row-tokens that were finished since the last call.
+
+    Returns
+    -------
+    Comparison
+        Tensors ``[len(flags), horizon]`` on the CPU.
+    """
+    unique, source = _unique(flags)
+    rows = batch or rows_that_fit(model, prefix, continuation.shape[1], chunk_size)
+    done: list[Comparison] = []
+    start = 0
+    while start < len(unique):
+        part = unique[start : start + rows]
+        try:
+            done.append(_one_pass(model, prefix, continuation, part, chunk_size, progress))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or len(part) == 1:
+                raise
+            rows = max(1, len(part) // 2)
+            notify(f"Memory ran out with {len(part)} ablated rows at once; going on with {rows}.")
+            continue
+        start += len(part)
+    joined = [torch.cat(tensors) for tensors in zip(*((one.kl, one.delta_nll, one.top1_changed) for one in done))]
+    return Comparison(*(tensor[source] for tensor in joined))
+
+
+def _one_pass(model, prefix, continuation, flags, chunk_size, progress) -> Comparison:
+    engine = MaskingEngine(model, prefix, continuation, _stack(flags, continuation.device), chunk_size=chunk_size)
+    parts = []
+    for _, comparison in engine.comparisons():
+        parts.append([tensor.cpu() for tensor in (comparison.kl, comparison.delta_nll, comparison.top1_changed)])
+        progress(parts[-1][0].numel())
+    return Comparison(*(torch.cat(tensors, dim=1) for tensors in zip(*parts)))
+
+
+def _unique(flags: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+    """The sets to run, and for each given set its place among them. Empty sets are never merged."""
+    unique, source, known = [], [], {}
+    for one in flags:
+        key = (tuple(one.shape), one.cpu().numpy().tobytes()) if bool(one.any()) else None
+        if key is None or key not in known:
+            known[key] = len(unique)
+            unique.append(one)
+        source.append(known[key])
+    return unique, source
+
+
+def _stack(flags: Sequence[torch.Tensor], device) -> torch.Tensor:
+    """Sets with one or many layers and heads as one tensor ``[rows, layers or 1, kv_heads or 1, prefix]``."""
+    shape = torch.broadcast_shapes(*(one.shape for one in flags))
+    return torch.stack([one.expand(shape) for one in flags]).to(device)
+
+
+def removal_flags(removed: Removal, prefix: int, index: int = 0) -> torch.Tensor:
+    """A set of positions as bool ``[layers or 1, kv_heads or 1, prefix]``.
+
+    Raises
+    ------
+    UserError
+        If a position is outside the prefix or no whole number, or a tensor has another shape or dtype.
+    """
+    if isinstance(removed, torch.Tensor) and removed.dtype == torch.bool:
+        if removed.dim() != 3 or removed.shape[-1] != prefix:
+            raise UserError(
+                f"removed[{index}] is a bool tensor {list(removed.shape)}; it must be [layers or 1, KV heads or 1, "
+                f"{prefix}], the last being the prefix length."
+            )
+        return removed
+    flags = torch.zeros(1, 1, prefix, dtype=torch.bool)
+    for position in removed:
+        try:
+            place = position.__index__()
+        except (AttributeError, TypeError):
+            raise UserError(f"removed[{index}] holds {position!r}; positions are whole numbers.") from None
+        if not 0 <= place < prefix:
+            raise UserError(
+                f"removed[{index}] holds position {place}, which is outside the prefix; positions go from 0 to "
+                f"{prefix - 1}."
+            )
+        flags[0, 0, place] = True
+    return flags
+
+
+def check_ids(model, input_ids: torch.Tensor, prefix_length: int) -> torch.Tensor:
+    """``input_ids`` on the model's device, or a sentence about what is wrong with them."""
+    if input_ids.dim() != 2 or input_ids.shape[0] != 1:
+        raise UserError(f"input_ids has shape {list(input_ids.shape)}; it must be [1, prefix + horizon].")
+    length = input_ids.shape[1]
+    if not 1 <= prefix_length < length:
+        raise UserError(
+            f"prefix_length is {prefix_length}; with {length} tokens it must be from 1 to {length - 1}, "
+            "so that at least one token follows."
+        )
+    return input_ids.to(model.get_input_embeddings().weight.device)
+
+
+class evaluation:  # noqa: N801  (reads as a statement: with evaluation(model): ...)
+    """Dropout off inside the block; the training flag of every module is put back afterwards."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def __enter__(self):
+        self._training = [module for module in self._model.modules() if module.training]
+        self._model.eval()
+
+    def __exit__(self, *error):
+        for module in self._training:
+            module.training = True

@@ -1,0 +1,202 @@
+"""The run folder: rows on disk, written so that a kill at any moment loses nothing and repeats nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from forward_influence.errors import UserError
+from forward_influence.rows import RunSpec, check_row, dumps_row
+from forward_influence.run_files import (
+    ROWS,
+    RUN_JSON,
+    acquire_lock,
+    check_text,
+    corrupt_header,
+    move_aside,
+    read_header,
+    repair,
+    scan,
+    write_header,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder as it was read: `resumed` holds the provenance of each later invocation."""
+
+    path: Path
+    spec: RunSpec
+    hash: str
+    provenance: dict
+    resumed: list[dict]
+    rows: list[dict]
+
+
+class RunFolder:
+    """A run folder open for writing; made by :meth:`open`, closed by ``with`` or :meth:`close`.
+
+    Attributes
+    ----------
+    path : Path
+    spec : RunSpec
+    """
+
+    def __init__(self, path: Path, spec: RunSpec, lock):
+        self.path, self.spec = path, spec
+        self._hash, self._lock = spec.hash(), lock
+        self._done, self._texts = repair(path / ROWS, self._hash)
+        self._file = open(path / ROWS, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+
+    @classmethod
+    def open(cls, path: str | Path, spec: RunSpec, provenance: dict, *, fresh: bool = False) -> RunFolder:
+        """Create or resume the run in a folder.
+
+        Rows with status ``failed`` and repeated keys move to ``failed-<n>.jsonl``, so that the failed
+        ones are tried again; a torn last line is cut off.
+
+        Parameters
+        ----------
+        path : path
+            Made if absent, with its parents.
+        spec : RunSpec
+            Must have the hash of the run that the folder holds, if it holds one.
+        provenance : dict
+            Stored in run.json: the first invocation's as ``provenance``, later ones' in ``resumed``.
+        fresh : bool
+            Move an existing run to ``old-<n>`` inside the folder and start anew.
+
+        Raises
+        ------
+        UserError
+            If the folder cannot be written, is in use, holds another run, or has a corrupt file.
+        """
+        path = Path(path)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"Run folder {str(path)!r} is a file; give a folder as --out.")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = acquire_lock(path)
+        except OSError as error:
+            raise UserError(
+                f"Run folder {str(path)!r} cannot be written ({error.strerror}); give another --out."
+            ) from error
+        try:
+            if fresh:
+                move_aside(path)
+            write_header(path, spec, provenance)
+            return cls(path, spec, lock)
+        except BaseException:
+            lock.close()
+            raise
+
+    def done(self) -> set[str]:
+        """Keys of the finished rows (``ok`` and ``skipped``)."""
+        return set(self._done)
+
+    def append(self, rows: Iterable[dict]) -> None:
+        """Write rows, together and durably: after a kill either the file has them or they are redone.
+
+        Raises
+        ------
+        ValueError
+            If a row breaks the schema, holds NaN, or repeats a key.
+        UserError
+            If the disk refuses, or a document's text is not that of its earlier rows.
+        """
+        rows = list(rows)
+        keys, texts = set(self._done), dict(self._texts)
+        for row in rows:
+            check_row(row, self._hash)
+            if row["key"] in keys:
+                raise ValueError(
+                    f"document {row['document']!r} already has a row of selector {row['selector']!r}"
+                )
+            keys.add(row["key"])
+            check_text(texts, row, self.path)
+        self._write("".join(dumps_row(row) + "\n" for row in rows).encode())
+        self._done, self._texts = keys, texts
+
+    def rows(self) -> list[dict]:
+        """All rows on disk, in the order in which they were written."""
+        return [row for row, _, _ in scan(self.path / ROWS, self._hash)]
+
+    def close(self) -> None:
+        self._file.close()
+        self._lock.close()  # releases the lock
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+    def _write(self, data: bytes) -> None:
+        size, written = os.fstat(self._file.fileno()).st_size, 0
+        try:
+            while written < len(data):  # one write, unless the disk takes only a part
+                written += self._file.write(data[written:])
+            os.fsync(self._file.fileno())
+        except BaseException as error:
+            self._file.truncate(size)  # half a line would be glued to the next one
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"Rows could not be written to {str(self.path / ROWS)!r} ({error.strerror}); "
+                    "make room and run the same command again."
+                ) from error
+            raise
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run folder, also while it is being written: a torn last line is left out.
+
+    Raises
+    ------
+    UserError
+        If the folder is no run, or names the corrupt file and line.
+    """
+    path = Path(path)
+    if path.name in (RUN_JSON, ROWS):
+        path = path.parent
+    if not (path / RUN_JSON).is_file():
+        raise UserError(
+            f"{str(path)!r} is no run folder ({RUN_JSON} is missing); "
+            "give a folder that `forward-influence measure` wrote."
+        )
+    header = read_header(path)
+    try:
+        spec = RunSpec.from_dict(header["spec"])
+    except TypeError as error:
+        raise corrupt_header(path) from error
+    rows = [row for row, _, _ in scan(path / ROWS, header["hash"])]
+    return Run(path, spec, header["hash"], header["provenance"], header["resumed"], rows)
+
+
+def find_runs(path: str | Path) -> list[Path]:
+    """The run folders that a path stands for: itself, or those directly inside it (shards)."""
+    path = Path(path)
+    if (path / RUN_JSON).is_file() or not path.is_dir():
+        return [path]
+    inside = sorted(header.parent for header in path.glob(f"*/{RUN_JSON}"))
+    return [folder for folder in inside if not folder.name.startswith("old-")] or [path]
+
+
+def newest_run(root: str | Path = "runs") -> Path:
+    """The run (or folder of shards) under `root` that was written last.
+
+    Raises
+    ------
+    UserError
+        If there is none.
+    """
+    times = {}
+    for child in sorted(Path(root).glob("*")):
+        folders = [folder for folder in find_runs(child) if (folder / RUN_JSON).is_file()]
+        files = [folder / name for folder in folders for name in (RUN_JSON, ROWS)]
+        if folders:
+            times[child] = max(file.stat().st_mtime_ns for file in files if file.exists())
+    if not times:
+        raise UserError(f"There is no run under {str(root)!r}; run `forward-influence measure` first.")
+    return max(times, key=times.get)

@@ -1,0 +1,229 @@
+"""The one attention function, over a token store.
+
+It is registered with transformers by name (with a mask function of the same name, without which padding
+would vanish silently) and serves every architecture: queries arrive after RoPE and normalisation, keys
+come from the store, and what a query may see follows from slot positions, the layer's sliding window and
+the hidden flags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from infokv.errors import Refused
+from infokv.store import TokenStore
+
+NAME = "infokv_store"
+
+#: Keywords that models hand to every attention function and that change nothing here.
+_HARMLESS = frozenset(
+    {"position_ids", "position_embeddings", "use_cache", "cache", "past_key_values", "cache_position",
+     "output_attentions", "output_hidden_states", "return_dict", "is_causal", "logits_to_keep", "kwargs"}
+)  # fmt: skip
+
+#: Upper bound of the score block of the soft-capped path, elements.
+_SCORE_BLOCK = 1 << 24
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What a layer told the attention function about itself.
+
+    Attributes
+    ----------
+    scaling : float
+        Factor on query-key products.
+    softcap : float or None
+        Scores become ``softcap * tanh(score / softcap)``.
+    window : int or None
+        Sliding window: a query at position p sees positions above ``p - window``.
+    """
+
+    scaling: float
+    softcap: float | None
+    window: int | None
+
+
+class AttentionListener(Protocol):
+    """Somebody who wants the true post-RoPE queries of each layer."""
+
+    def on_attention(self, layer: int, queries: torch.Tensor, facts: LayerFacts) -> None:
+        """``queries`` is ``[rows, query_heads, new tokens, head_dim]``."""
+
+
+@dataclass
+class _Session:
+    store: TokenStore
+    listeners: tuple[AttentionListener, ...]
+    masks: dict = field(default_factory=dict)  # of the current forward; a new position empties it
+    masks_at: int = -1
+
+
+_ACTIVE: ContextVar[_Session | None] = ContextVar("infokv_session", default=None)
+
+
+@contextlib.contextmanager
+def attached(model, store: TokenStore, listeners: tuple[AttentionListener, ...] = ()) -> Iterator[None]:
+    """Run ``model`` on ``store`` inside the block; the model is as before afterwards.
+
+    Raises
+    ------
+    Refused
+        If another store is attached already.
+    """
+    if _ACTIVE.get() is not None:
+        raise Refused("A token store is attached already; leave that block first.")
+    _register()
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    token = _ACTIVE.set(_Session(store, tuple(listeners)))
+    try:
+        for config in configs.values():
+            config._attn_implementation = NAME
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
+        _ACTIVE.reset(token)
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+def _mask(*args, attention_mask=None, use_vmap=False, **kwargs) -> None:
+    """No mask tensor: visibility comes from the store. What it cannot express is refused."""
+    if attention_mask is not None and not bool(torch.as_tensor(attention_mask).all()):
+        raise Refused(
+            "The batch is padded (its attention mask has zeros); use texts of equal length or one at a time."
+        )
+    if use_vmap:
+        raise Refused("This model changes the causal mask by a function of its own, which is not supported.")
+    return None
+
+
+def _attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, sliding_window=None,
+               softcap=None, **others):  # fmt: skip
+    """Attention of new tokens over the stored ones; the signature is transformers'.
+
+    Returns ``([rows, new tokens, query_heads, head_dim], None)``.
+    """
+    unknown = sorted(name for name, given in others.items() if name not in _HARMLESS and given is not None)
+    if unknown or (dropout and module.training):
+        raise Refused(
+            f"{type(module).__name__} asks for {', '.join(unknown) or 'dropout'}, which this attention does not "
+            "know; leaving it out would give wrong numbers. Use a model without it."
+        )
+    if attention_mask is not None:
+        raise Refused("A ready-made attention mask was passed; hide positions through the store instead.")
+    session = _ACTIVE.get()
+    if session is None:
+        raise Refused(f"The attention function {NAME!r} works only while a token store is attached.")
+    facts = LayerFacts(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
+    for listener in session.listeners:
+        listener.on_attention(module.layer_idx, query, facts)
+    return _attend(query, session, module.layer_idx, facts), None
+
+
+def _attend(query: torch.Tensor, session: _Session, index: int, facts: LayerFacts) -> torch.Tensor:
+    """Grouped attention with the group folded into the queries: no key is repeated."""
+    rows, query_heads, new, width = query.shape
+    layer = session.store.layers[index]
+    heads = layer.keys.shape[1]
+    mask, first = _visibility(session, index, facts.window, new, query_heads // heads, query.dtype)
+    keys, values = layer.stored_keys[:, :, first:], layer.stored_values[:, :, first:]
+    folded = query.reshape(rows, heads, -1, width)
+    if facts.softcap is None:
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=facts.scaling)
+    else:
+        out = _softcapped(folded, keys, values, mask, facts)
+    return out.view(rows, query_heads, new, -1).transpose(1, 2)
+
+
+def _softcapped(folded, keys, values, mask, facts: LayerFacts) -> torch.Tensor:
+    """Attention with capped scores, which no fused kernel offers; in blocks of queries."""
+    rows, heads, queries, _ = folded.shape
+    step = max(1, _SCORE_BLOCK // (rows * heads * keys.shape[2]))
+    out = []
+    for start in range(0, queries, step):
+        block = folded[:, :, start : start + step]
+        scores = attention_scores(block, keys, facts)
+        if mask is not None:
+            scores = scores + mask[:, :, start : start + step]
+        out.append(scores.softmax(dim=-1).to(values.dtype) @ values)
+    return torch.cat(out, dim=2)
+
+
+def attention_scores(queries: torch.Tensor, keys: torch.Tensor, facts: LayerFacts) -> torch.Tensor:
+    """Scaled and capped query-key products in float32 or better, before any mask.
+
+    Parameters
+    ----------
+    queries : Tensor ``[..., queries, head_dim]``, post-RoPE
+    keys : Tensor ``[..., keys, head_dim]``, post-RoPE
+    facts : LayerFacts
+    """
+    scores = (queries @ keys.transpose(-1, -2)).to(torch.promote_types(queries.dtype, torch.float32))
+    scores = scores * facts.scaling
+    return scores if facts.softcap is None else facts.softcap * torch.tanh(scores / facts.softcap)
+
+
+def visible(slots: torch.Tensor, queries: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Causal and inside the window: ``[..., queries, slots]`` bool.
+
+    Parameters
+    ----------
+    slots : int Tensor ``[..., slots]``
+        Original positions of the stored tokens.
+    queries : int Tensor ``[queries]``
+        Positions of the queries.
+    window : int or None
+        A query at p sees positions p - window + 1 to p (transformers' rule: itself included).
+    """
+    distance = queries[:, None] - slots[..., None, :]
+    inside = distance >= 0
+    return inside if window is None else inside & (distance < window)
+
+
+def _visibility(session: _Session, index: int, window: int | None, new: int, group: int, dtype):
+    """Additive mask ``[rows or 1, kv_heads or 1, group * new, slots]`` or None, and the first slot it covers.
+
+    Layers that see alike share one mask per forward.
+    """
+    store = session.store
+    layer, hidden = store.layers[index], store.hidden
+    start = layer.seen - new
+    if session.masks_at != start:
+        session.masks, session.masks_at = {}, start
+    device = layer.keys.device
+    shared = layer.positions is None and (hidden is None or hidden.shape[1] == 1)
+    key = (None if shared else index, window, new, device)
+    if key not in session.masks:
+        slots = layer.slot_positions(device)
+        first = 0
+        if window is not None:  # slots that every query and head has left behind need not be read
+            first = int((slots <= start - window).sum(dim=-1).min())
+        queries = torch.arange(start, layer.seen, device=device)
+        sight = visible(slots[..., first:], queries, window)
+        if hidden is not None:
+            flags = hidden[:, index if hidden.shape[1] > 1 else 0].to(device)
+            flags = F.pad(flags, (0, layer.length - flags.shape[-1]))[..., first:]
+            sight = sight & ~flags[..., None, :]
+        if not bool(sight.any(dim=-1).all()):
+            raise Refused("A query would see no key at all; its attention is not defined.")
+        mask = None
+        if not bool(sight.all()):
+            mask = torch.zeros(sight.shape, dtype=dtype, device=device).masked_fill_(~sight, float("-inf"))
+            mask = mask.repeat(1, 1, group, 1)
+        session.masks[key] = (mask, first)
+    return session.masks[key]

@@ -1,0 +1,135 @@
+"""The engine equals one float64 forward with the removed columns masked, on every architecture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, attention_entropy_share, build, layer_windows, random_ids, reference_logits
+
+from forward_influence.engine import MaskingEngine, influence, prefill
+from forward_influence.kl import kl_divergence
+
+PREFIX, HORIZON = 40, 23
+LENGTH = PREFIX + HORIZON
+
+
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+def model(request):
+    return build(request.param)
+
+
+def flags_of(model, kind: str) -> torch.Tensor:
+    """Removed sets ``[rows, layers or 1, kv_heads or 1, prefix]`` of three rows, the first of them empty."""
+    layers = model.config.num_hidden_layers if kind in ("layers", "heads") else 1
+    heads = model.config.num_key_value_heads if kind == "heads" else 1
+    generator = torch.Generator().manual_seed(5)
+    flags = torch.rand(3, layers, heads, PREFIX, generator=generator) < 0.3
+    flags[..., PREFIX - 3] = True  # in reach of a short window
+    flags[0] = False
+    return flags
+
+
+def engine_logits(model, ids, flags, *, prefix_chunk, chunk):
+    store = prefill(model, ids[:, :PREFIX], chunk_size=prefix_chunk, total_length=ids.shape[1])
+    engine = MaskingEngine(model, store, ids[:, PREFIX:], flags, chunk_size=chunk)
+    return torch.cat([part for _, part in engine.logits()], dim=1)
+
+
+def assert_close(got, expected):
+    scale = max(1.0, expected.abs().max().item())
+    assert (got.double() - expected).abs().max().item() <= 2e-5 * scale
+
+
+def test_attention_is_far_from_uniform(model):
+    assert attention_entropy_share(model, random_ids(LENGTH)) < 0.7
+
+
+@pytest.mark.parametrize("kind", ["shared", "layers", "heads"])
+@pytest.mark.parametrize(("prefix_chunk", "chunk"), [(512, 512), (16, 1), (7, 5)])
+def test_logits_equal_the_masked_forward(model, kind, prefix_chunk, chunk):
+    ids, flags = random_ids(LENGTH), flags_of(model, kind)
+    got = engine_logits(model, ids, flags, prefix_chunk=prefix_chunk, chunk=chunk)
+    assert_close(got[0], reference_logits(model, ids)[PREFIX:])
+    for row, removed in enumerate(flags):
+        assert_close(got[row + 1], reference_logits(model, ids, removed, PREFIX)[PREFIX:])
+
+
+def test_removal_matters_in_the_reference(model):
+    """The comparison above could not fail if masking did nothing."""
+    ids, flags = random_ids(LENGTH), flags_of(model, "shared")
+    full, ablated = reference_logits(model, ids), reference_logits(model, ids, flags[1], PREFIX)
+    assert torch.equal(full[:PREFIX], ablated[:PREFIX])
+    assert (full[PREFIX:] - ablated[PREFIX:]).abs().max() > 1e-2
+
+
+def test_rows_of_a_batch_equal_rows_run_alone(model):
+    ids = random_ids(LENGTH)
+    sets = [[5, 9, 30], [], [38, 39], list(range(10, 20)), [9, 5, 30, 5]]
+    together = influence(model, ids, sets, prefix_length=PREFIX)
+    alone = torch.cat([influence(model, ids, [one], prefix_length=PREFIX, chunk_size=6) for one in sets])
+    split = influence(model, ids, sets, prefix_length=PREFIX, batch=2)
+    for other in (alone, split):
+        assert ((together - other).abs() <= 1e-6 + 1e-4 * together).all()
+    assert (together[1] <= 1e-12).all()
+    assert torch.equal(together[0], together[4])
+
+
+def test_influence_equals_the_naive_kl(model):
+    ids, flags = random_ids(LENGTH), flags_of(model, "heads")
+    got = influence(model, ids, list(flags), prefix_length=PREFIX)
+    full = reference_logits(model, ids)[PREFIX:]
+    for row, removed in enumerate(flags):
+        ablated = reference_logits(model, ids, removed, PREFIX)[PREFIX:]
+        log_p, log_q = full.log_softmax(-1), ablated.log_softmax(-1)
+        naive = (log_p.exp() * (log_p - log_q)).sum(-1)
+        torch.testing.assert_close(got[row], naive, rtol=2e-3, atol=1e-7)
+        torch.testing.assert_close(kl_divergence(full, ablated), naive, rtol=1e-6, atol=1e-13)
+
+
+def test_caller_and_model_are_as_before(model):
+    ids = random_ids(LENGTH)
+    before, attention = model(ids).logits, model.config._attn_implementation
+    state = {name: tensor.clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    attributes = [set(module.__dict__) for module in model.modules()]
+    hooks = [(*module._forward_hooks, *module._forward_pre_hooks) for module in model.modules()]
+    model.train()
+    influence(model, ids, [[3]], prefix_length=PREFIX)
+    assert model.training
+    model.eval()
+    assert model.config._attn_implementation == attention
+    assert [set(module.__dict__) for module in model.modules()] == attributes
+    assert [(*module._forward_hooks, *module._forward_pre_hooks) for module in model.modules()] == hooks
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        assert torch.equal(tensor, state[name]), name
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_unreachable_token_has_exactly_no_influence():
+    """Two layers with windows of 8 reach 14 positions back: an older token cannot matter, and is run."""
+    model = build("mistral")
+    assert layer_windows(model.config) == [8, 8, 8]
+    reach = 3 * 7
+    kl = influence(model, random_ids(LENGTH), [[PREFIX - reach - 1], [PREFIX - reach]], prefix_length=PREFIX)
+    assert (kl[0] == 0).all()
+    near = influence(model, random_ids(LENGTH), [[PREFIX - 7]], prefix_length=PREFIX)
+    assert (near > 0).any()
+
+
+def test_old_token_acts_through_a_full_layer():
+    kl = influence(build("gemma3"), random_ids(LENGTH), [[10]], prefix_length=PREFIX)
+    assert (kl > 0).any()
+
+
+def test_state_after_an_exception(model):
+    class Stop(Exception):
+        pass
+
+    ids = random_ids(LENGTH)
+    before = model(ids).logits
+
+    def raise_now(start, states):
+        raise Stop
+
+    with pytest.raises(Stop):
+        prefill(model, ids, total_length=LENGTH, on_chunk=raise_now)
+    assert torch.equal(model(ids).logits, before)
