@@ -137,7 +137,7 @@ def crossover(
     panel = build_panel(runs)
     pair = [panel.index(a), panel.index(b)]
     whole = (panel.reach[pair] >= panel.horizon).all(axis=0)
-    curves = panel.kl_mean[pair][:, whole, : -(-panel.horizon // panel.chunk)]
+    curves = panel.kl_mean[pair][:, whole, : panel.chunks_to(panel.horizon)]
     documents = curves.shape[1]
     if documents == 0:
         return None
@@ -151,10 +151,10 @@ def crossover(
         support = len(onsets) / resamples
         if onsets:
             tail = (1 - level) / 2
-            bounds = np.quantile(onsets, (tail, 1 - tail), method="inverted_cdf") * panel.chunk
-            low, high = map(float, bounds)
+            bounds = np.quantile(onsets, (tail, 1 - tail), method="inverted_cdf")
+            low, high = panel.edges[bounds].astype(float).tolist()
     above, below = (a, b) if sign > 0 else (b, a)
-    return Crossover(above, below, onset * panel.chunk, low, high, support, documents, panel.horizon)
+    return Crossover(above, below, int(panel.edges[onset]), low, high, support, documents, panel.horizon)
 
 
 def _onset(curves: np.ndarray) -> tuple[int, int]:

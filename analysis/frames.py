@@ -108,6 +108,7 @@ class Runs:
                     columns[name] += [row[name]] * len(chunks["chunk_start"])
         frame = pandas.DataFrame(columns)
         floats = ("kl_mean", "delta_nll", "top1_changed", "removed_fraction", "kept_fraction", "seconds")
+        frame = frame.astype(dict.fromkeys(floats, "float64"))
         for name in (*integers, "n_removed", "n_tokens"):
             frame[name] = frame[name].fillna(0).astype("int64")
         frame.insert(

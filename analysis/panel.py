@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,8 +20,8 @@ class Panel:
     Attributes
     ----------
     selectors, documents : tuple of str
-    chunk : int
-        Width of a chunk, offsets.
+    edges : ndarray of int [chunks + 1]
+        First offset of each chunk, and the end of the last as if it were whole.
     kl_mean, chunk_count, delta_nll, nll_count, top1_changed : ndarray [selectors, documents, chunks]
     kl : ndarray [selectors, documents, offsets]
         Nats at each offset, to the 6 digits that a row keeps.
@@ -28,7 +29,7 @@ class Panel:
 
     selectors: tuple[str, ...]
     documents: tuple[str, ...]
-    chunk: int
+    edges: np.ndarray
     kl_mean: np.ndarray
     chunk_count: np.ndarray
     delta_nll: np.ndarray
@@ -49,6 +50,10 @@ class Panel:
         """
         longest_first = np.sort(self.reach.max(axis=0))[::-1]
         return int(longest_first[(len(longest_first) - 1) // 2])
+
+    def chunks_to(self, offset: int) -> int:
+        """Number of chunks that begin before an offset."""
+        return int(np.searchsorted(self.edges[:-1], offset))
 
     def index(self, selector: str) -> int:
         """Position of a selector; a UserError names those that were measured."""
@@ -78,9 +83,8 @@ def build_panel(runs: Runs) -> Panel:
     documents = tuple(dict.fromkeys(row["document"] for row in rows))
     place = {name: i for i, name in enumerate(selectors)}, {name: i for i, name in enumerate(documents)}
     shape = len(selectors), len(documents)
-    arrays = {
-        name: np.full((*shape, max(len(row["chunk_start"]) for row in rows)), np.nan) for name in CHUNK_ARRAYS
-    }
+    chunks = max(len(row["chunk_start"]) for row in rows)
+    arrays = {name: np.full((*shape, chunks), np.nan) for name in CHUNK_ARRAYS}
     kl = np.full((*shape, max(len(row["kl"]) for row in rows)), np.nan)
     for row in rows:
         cell = place[0][row["selector"]], place[1][row["document"]]
@@ -92,4 +96,29 @@ def build_panel(runs: Runs) -> Panel:
         for name, array in arrays.items():
             array[cell][: len(row[name])] = np.array(row[name], dtype=float)  # None becomes NaN
         kl[cell][: len(row["kl"])] = row["kl"]
-    return Panel(selectors, documents, chunk, kl=kl, **arrays)
+    return Panel(selectors, documents, np.arange(chunks + 1) * chunk, kl=kl, **arrays)
+
+
+def merge(panel: Panel, edges: Sequence[int]) -> Panel:
+    """The panel with wider chunks, whose boundaries are boundaries of its chunks."""
+    first = [panel.chunks_to(edge) for edge in edges[:-1]]
+    offsets, tokens = panel.chunk_count, panel.nll_count
+    return replace(
+        panel,
+        edges=np.array(edges),
+        kl_mean=merged_means(panel.kl_mean, offsets, first),
+        delta_nll=merged_means(panel.delta_nll, tokens, first),
+        top1_changed=merged_means(panel.top1_changed, offsets, first),
+        chunk_count=np.add.reduceat(np.nan_to_num(offsets), first, axis=-1),
+        nll_count=np.add.reduceat(np.nan_to_num(tokens), first, axis=-1),
+    )
+
+
+def merged_means(values: np.ndarray, counts: np.ndarray, first: Sequence[int]) -> np.ndarray:
+    """Means weighted by counts over runs of the last axis that begin at `first`; NaN where all is NaN."""
+    known = ~np.isnan(values) & (counts > 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        weighted = np.multiply(values, counts, where=known, out=np.zeros_like(values))
+        return np.add.reduceat(weighted, first, axis=-1) / np.add.reduceat(
+            np.where(known, counts, 0), first, axis=-1
+        )

@@ -10,13 +10,14 @@ import pandas
 from forward_influence.analysis.bands import default_bands
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_interval, mean_of
-from forward_influence.analysis.panel import CHUNK_ARRAYS, Panel, build_panel
+from forward_influence.analysis.panel import CHUNK_ARRAYS, Panel, build_panel, merge, merged_means
 
 
 def curve_table(
     runs: Runs,
     *,
     common: bool = False,
+    widening: bool = False,
     level: float = LEVEL,
     resamples: int = RESAMPLES,
     seed: int = 0,
@@ -28,6 +29,9 @@ def curve_table(
     common : bool
         Count only documents in which every selector was measured up to the horizon that at least half
         of the documents reach, and stop there: then all chunks speak of the same documents.
+    widening : bool
+        Merge neighbouring chunks to a sixth of an octave at least, so that points are even on a
+        logarithmic axis and the far ones rest on more offsets.
     level, resamples, seed
         Of the bootstrap.
 
@@ -46,6 +50,8 @@ def curve_table(
     panel = build_panel(runs)
     if common:
         panel = _common(panel)
+    if widening:
+        panel = merge(panel, widening_edges(panel.edges))
     selectors, documents, chunks = panel.kl_mean.shape
     by_document = panel.kl_mean.transpose(1, 0, 2).reshape(documents, selectors * chunks)
     low, high = mean_interval(by_document, "BCa", level=level, resamples=resamples, seed=seed)
@@ -55,8 +61,8 @@ def curve_table(
             values = _known(panel.kl_mean[s, :, c])
             if not len(values):
                 continue
-            start = c * panel.chunk
-            offsets = _known(panel.kl[s, :, start : start + panel.chunk])
+            start, stop = panel.edges[c : c + 2]
+            offsets = _known(panel.kl[s, :, start:stop])
             nll = _known(panel.delta_nll[s, :, c])
             lines.append(
                 {
@@ -138,12 +144,25 @@ def quantiles(values: np.ndarray, shares: tuple[float, ...]) -> dict[str, float]
     return {f"q{round(100 * q)}": float(ordered[rank]) for q, rank in ranks.items()}
 
 
+def widening_edges(edges: np.ndarray) -> list[int]:
+    """Some of the edges, a factor of 2^(1/6) or one chunk apart; a narrow rest joins the last chunk."""
+    chosen = [int(edges[0])]
+    for edge in map(int, edges[1:]):
+        if edge >= chosen[-1] * 2 ** (1 / 6):
+            chosen.append(edge)
+    if chosen[-1] != edges[-1]:
+        rest, last = edges[-1] - chosen[-1], chosen[-1] - chosen[-2]
+        chosen[-1 if rest < last / 2 else len(chosen) :] = [int(edges[-1])]
+    return chosen
+
+
 def _common(panel: Panel) -> Panel:
     whole = (panel.reach >= panel.horizon).all(axis=0)
-    chunks = -(-panel.horizon // panel.chunk)
+    chunks = panel.chunks_to(panel.horizon)
+    edges = panel.edges[: chunks + 1]
     cut = {name: getattr(panel, name)[:, whole, :chunks] for name in CHUNK_ARRAYS}
     documents = tuple(name for name, keep in zip(panel.documents, whole) if keep)
-    return replace(panel, documents=documents, kl=panel.kl[:, whole, : chunks * panel.chunk], **cut)
+    return replace(panel, documents=documents, edges=edges, kl=panel.kl[:, whole, : edges[-1]], **cut)
 
 
 def _known(values: np.ndarray) -> np.ndarray:
@@ -152,8 +171,4 @@ def _known(values: np.ndarray) -> np.ndarray:
 
 def _document_means(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Mean over each document's offsets, from `[documents, chunks]`; documents without a value left out."""
-    known = ~np.isnan(values) & (counts > 0)
-    with np.errstate(invalid="ignore"):
-        totals = np.multiply(values, counts, where=known, out=np.zeros_like(values)).sum(axis=-1)
-    offsets = np.where(known, counts, 0).sum(axis=-1)
-    return totals[offsets > 0] / offsets[offsets > 0]
+    return _known(merged_means(values, counts, [0])[:, 0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,9 @@ SPLITS = ("test", "train", "validation")
 _ELSEWHERE = "name another corpus: 'builtin', or a .jsonl, .parquet or .txt file or folder"
 
 
-def load_arxiv(split: str, seed: int, *, away: str | None, reasons: Sequence[str] = ()) -> RecordCorpus:
+def load_arxiv(
+    split: str, seed: int, *, why_away: Callable[[], str | None], reasons: Sequence[str] = ()
+) -> RecordCorpus:
     """One split, from the cache of `datasets` or else from the hub. Texts stay on disk until they are read.
 
     The cache comes first, so that a commit in the repository does not change a study under way.
@@ -25,8 +27,8 @@ def load_arxiv(split: str, seed: int, *, away: str | None, reasons: Sequence[str
     ----------
     split : {"test", "train", "validation"}
     seed : int
-    away : str or None
-        Why the hub cannot be used, as a clause; no network attempt is made then.
+    why_away : callable
+        Why the hub cannot be used, as a clause, or None if it can; asked only if the cache has no copy.
     reasons : sequence of str
         Sentences to put before the corpus's own notice.
 
@@ -36,12 +38,12 @@ def load_arxiv(split: str, seed: int, *, away: str | None, reasons: Sequence[str
         If it is neither in the cache nor to be had.
     """
     rows = cached_split(split)
-    if rows is None and away:
-        raise DataError(
-            f"The {split} split of {REPOSITORY} is not in the cache and {away}; "
-            f"load it once with network access, or {_ELSEWHERE}."
-        )
     if rows is None:
+        if away := why_away():
+            raise DataError(
+                f"The {split} split of {REPOSITORY} is not in the cache and {away}; "
+                f"load it once with network access, or {_ELSEWHERE}."
+            )
         rows = _download(split)
     if "article" not in rows.column_names:
         raise DataError(

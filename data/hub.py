@@ -36,9 +36,10 @@ def hub_answers(seconds: float = 3.0) -> bool:
 
 
 def _answers(endpoint: str, seconds: float) -> bool:
-    request = urllib.request.Request(endpoint, method="HEAD")
     try:
-        with urllib.request.urlopen(request, timeout=seconds):
+        request = urllib.request.Request(endpoint, method="HEAD")
+        # An opener of its own: the module's shared one keeps the proxies of its first use.
+        with urllib.request.build_opener().open(request, timeout=seconds):
             return True
     except urllib.error.HTTPError as error:
         # The hub itself may say 4xx to this request; 407 and 5xx come from a proxy or a hub that is down.

@@ -6,6 +6,7 @@ import difflib
 import os
 import platform
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from forward_influence.data.arxiv import REPOSITORY, SPLITS, load_arxiv
 from forward_influence.data.builtin import load_builtin
@@ -59,12 +60,13 @@ def load_documents(
     if named and not (len(named) == 1 and named[0] in _ARXIV):
         _check_names(named)
         return load_local(named, seed)
-    away = _why_away(offline, hub_reachable or hub_answers)
+    why_away = partial(_why_away, offline, hub_reachable or hub_answers)
     if named:
-        return load_arxiv(_ARXIV[named[0]], seed, away=away)
-    if away:
+        return load_arxiv(_ARXIV[named[0]], seed, why_away=why_away)
+    if away := why_away():
         return load_builtin(seed, reasons=[f"No data was named and {away}: 'builtin' is taken."])
-    return load_arxiv("test", seed, away=None, reasons=["No data was named: 'arxiv' is taken."])
+    reason = "No data was named and the hub answers: 'arxiv' is taken."
+    return load_arxiv("test", seed, why_away=lambda: None, reasons=[reason])
 
 
 def describe_corpora() -> list[dict]:
@@ -92,7 +94,7 @@ def _describe_builtin() -> dict:
 
 def _describe_arxiv() -> dict:
     try:
-        corpus = load_arxiv("test", 0, away="no network is used")
+        corpus = load_arxiv("test", 0, why_away=lambda: "no network is used")
     except DataError:
         return {"available": False, "note": f"{REPOSITORY} is not in the cache; the first use downloads it"}
     return {"available": True, "note": f"{REPOSITORY} in the cache, {corpus.size} documents"}

@@ -14,43 +14,13 @@ import torch
 from forward_influence.errors import UserError
 from forward_influence.kl import Comparison, compare_logits
 from forward_influence.memory import is_out_of_memory, rows_that_fit
-from infokv.forward import Head, forward_chunks
+from infokv.forward import Head, forward_chunks, logit_slices
+from infokv.prefill import prefill
 from infokv.store import TokenStore
 
 CHUNK_SIZE = 256
 
-#: Logits held at a time, elements over all rows; memory must not grow with horizon x vocabulary.
-_LOGITS = 1 << 22
-
 Removal = Collection[int] | torch.Tensor
-
-
-def prefill(model, input_ids: torch.Tensor, *, chunk_size: int = CHUNK_SIZE, total_length: int, listeners=(),
-            block_listeners=(), on_chunk: Callable | None = None) -> TokenStore:  # fmt: skip
-    """Run a prefix once; its store can be forked into rows.
-
-    Parameters
-    ----------
-    model : PreTrainedModel
-    input_ids : int Tensor ``[1, prefix]``
-    chunk_size : int
-        Tokens of a call; changes the speed only.
-    total_length : int
-        Prefix + horizon: RoPE frequencies that depend on the length are fixed for it.
-    listeners, block_listeners : sequences
-        See :func:`infokv.forward.forward_chunks`.
-    on_chunk : callable, optional
-        Called with the start and the final states ``[1, chunk, hidden]`` of each chunk.
-    """
-    layers = model.config.get_text_config().num_hidden_layers
-    store = TokenStore(layers, input_ids.shape[1])
-    for start, states in forward_chunks(
-        model, store, input_ids, chunk_size=chunk_size, total_length=total_length,
-        listeners=tuple(listeners), block_listeners=tuple(block_listeners),
-    ):  # fmt: skip
-        if on_chunk is not None:
-            on_chunk(start, states)
-    return store
 
 
 class MaskingEngine:
@@ -61,7 +31,7 @@ class MaskingEngine:
     model : PreTrainedModel
         A causal language model of transformers; as before afterwards.
     prefix : TokenStore
-        One row that holds the prefix, from :func:`prefill`; it is read only.
+        One row that holds the prefix, from :func:`infokv.prefill.prefill`; it is read only.
     continuation : int Tensor ``[1, horizon]``
         The tokens at positions P to P + horizon - 1.
     hidden : bool Tensor ``[rows, layers or 1, kv_heads or 1, prefix]``
@@ -117,14 +87,6 @@ class MaskingEngine:
             yield offset, compare_logits(logits[0], logits[1:], part)
 
 
-def logit_slices(head: Head, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Logits of a chunk of final states, a few tokens at a time: start in the chunk, and logits."""
-    vocabulary = head.vocabulary
-    step = max(1, _LOGITS // (states.shape[0] * vocabulary))
-    for start in range(0, states.shape[1], step):
-        yield start, head(states[:, start : start + step])
-
-
 def next_tokens(continuation: torch.Tensor) -> torch.Tensor:
     """The real next token of each offset ``[horizon]``; -1 for the last, which the text does not hold."""
     return torch.cat([continuation[0, 1:], continuation.new_full((1,), -1)])
@@ -168,7 +130,7 @@ def influence(model, input_ids: torch.Tensor, removed: Sequence[Removal], *, pre
     if not flags:
         return torch.empty(0, ids.shape[1] - prefix_length, dtype=torch.float64)
     with evaluation(model):
-        store = prefill(model, ids[:, :prefix_length], chunk_size=chunk_size, total_length=ids.shape[1])
+        store, _ = prefill(model, ids[:, :prefix_length], chunk_size=chunk_size, total_length=ids.shape[1])
         parts = compare_rows(
             model, store, ids[:, prefix_length:], flags, chunk_size=chunk_size, batch=batch
         )

@@ -1,0 +1,25 @@
+"""KV-cache scorers and compression for transformers models. Names load on first use."""
+
+from __future__ import annotations
+
+import importlib
+
+_WHERE = {
+    "Scorer": "scorer", "register": "scorer", "get_scorer": "scorer",
+    "TokenSignals": "signals", "signal": "signals",
+    "restricted_entropy": "entropy",
+    "InfoKV": "scorers.infokv", "SnapKV": "scorers.snapkv",
+    "SelfInformation": "scorers.self_information", "Random": "scorers.random",
+}  # fmt: skip
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str):
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

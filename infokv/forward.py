@@ -21,6 +21,9 @@ from infokv.store import TokenStore
 #: RoPE types whose frequencies depend on the largest position of a call.
 _LENGTH_DEPENDENT = ("longrope", "dynamic")
 
+#: Logits held at a time, elements over all rows.
+_LOGITS = 1 << 22
+
 
 class BlockListener(Protocol):
     """Somebody who wants the output of each decoder block (the residual stream)."""
@@ -147,6 +150,16 @@ class Head:
             del base.forward
             if patched is not None:
                 base.forward = patched
+
+
+def logit_slices(head: Head, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Logits of a chunk of final states, a few tokens at a time: start in the chunk, and logits.
+
+    Logits of a whole chunk would outweigh everything else in memory.
+    """
+    step = max(1, _LOGITS // (states.shape[0] * head.vocabulary))
+    for start in range(0, states.shape[1], step):
+        yield start, head(states[:, start : start + step])
 
 
 @contextlib.contextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, attention_entropy_share, build, layer_windows, random_ids, reference_logits
+from tiny_models import ARCHITECTURES, VOCABULARY, attention_entropy_share, build, layer_windows, random_ids, reference_logits
 
-from forward_influence.engine import MaskingEngine, influence, prefill
+from forward_influence.engine import MaskingEngine, influence
 from forward_influence.kl import kl_divergence
+from infokv.prefill import prefill
 
 PREFIX, HORIZON = 40, 23
 LENGTH = PREFIX + HORIZON
@@ -30,7 +31,7 @@ def flags_of(model, kind: str) -> torch.Tensor:
 
 
 def engine_logits(model, ids, flags, *, prefix_chunk, chunk):
-    store = prefill(model, ids[:, :PREFIX], chunk_size=prefix_chunk, total_length=ids.shape[1])
+    store, _ = prefill(model, ids[:, :PREFIX], chunk_size=prefix_chunk, total_length=ids.shape[1])
     engine = MaskingEngine(model, store, ids[:, PREFIX:], flags, chunk_size=chunk)
     return torch.cat([part for _, part in engine.logits()], dim=1)
 
@@ -121,15 +122,10 @@ def test_old_token_acts_through_a_full_layer():
 
 
 def test_state_after_an_exception(model):
-    class Stop(Exception):
-        pass
-
     ids = random_ids(LENGTH)
-    before = model(ids).logits
-
-    def raise_now(start, states):
-        raise Stop
-
-    with pytest.raises(Stop):
-        prefill(model, ids, total_length=LENGTH, on_chunk=raise_now)
+    before, attention = model(ids).logits, model.config._attn_implementation
+    beyond = torch.full((1, 3), VOCABULARY + 5)
+    with pytest.raises(IndexError):
+        prefill(model, torch.cat([ids, beyond], dim=1), total_length=LENGTH + 3, chunk_size=20)
+    assert model.config._attn_implementation == attention
     assert torch.equal(model(ids).logits, before)

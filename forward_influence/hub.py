@@ -1,0 +1,153 @@
+"""The model hub: is it there, and which local folder holds a repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from forward_influence.errors import UserError
+from forward_influence.quiet import print_notice
+
+#: Seconds that the reachability check may take, name resolution included.
+REACH_TIMEOUT = 3.0
+
+_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+_SUBFOLDERS = ["*/*"]  # other formats and training leftovers
+
+
+def offline_requested(offline: bool = False) -> bool:
+    """Whether no network attempt may be made: by argument, ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE``."""
+    values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return offline or any(value.upper() in {"1", "ON", "YES", "TRUE"} for value in values)
+
+
+def hub_reachable(timeout: float = REACH_TIMEOUT) -> bool:
+    """Whether the hub (or the proxy on the way to it) accepts a TCP connection within `timeout` seconds.
+
+    Asked before any hub library is called, because those retry for half a minute. Honours
+    ``HF_ENDPOINT``, ``HTTPS_PROXY`` and ``NO_PROXY``. The answer holds for the process. False without
+    an attempt when the environment asks for offline work.
+    """
+    if offline_requested():
+        return False
+    return _accepts_connection(*_first_hop(), timeout)
+
+
+def _first_hop() -> tuple[str, int]:
+    endpoint = urlsplit(_endpoint())
+    host = endpoint.hostname or ""
+    proxies = getproxies()
+    proxy = proxies.get(endpoint.scheme) or proxies.get("all")
+    if proxy and not proxy_bypass(host):
+        endpoint = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    return endpoint.hostname or "", endpoint.port or (80 if endpoint.scheme == "http" else 443)
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+@lru_cache(maxsize=None)
+def _accepts_connection(host: str, port: int, timeout: float) -> bool:
+    # In a thread: name resolution has a time limit of its own, far above ours, and cannot be given one.
+    accepted = threading.Event()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), timeout).close()
+        except OSError:
+            return  # refused, unknown or too slow: all mean "not reachable"
+        accepted.set()
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return accepted.is_set()
+
+
+def is_repo_id(text: str) -> bool:
+    """Whether `text` has the form ``org/name`` of a repository on the hub."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
+
+
+def repo_of_snapshot(folder: Path) -> tuple[str, str] | None:
+    """``(repository id, commit)`` of a folder inside a hub cache, or None for any other folder."""
+    parts = folder.resolve().parts
+    if len(parts) < 3 or parts[-2] != "snapshots" or not parts[-3].startswith("models--"):
+        return None
+    if not re.fullmatch(r"[0-9a-f]{40}", parts[-1]):
+        return None
+    return parts[-3].removeprefix("models--").replace("--", "/"), parts[-1]
+
+
+def cached_snapshot(repo_id: str) -> Path | None:
+    """The newest snapshot of a repository in the local hub cache; looks at the disk only."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(repo_id, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if (folder / "config.json").is_file() or (folder / "tokenizer.json").is_file() else None
+
+
+def snapshot(repo_id: str, *, offline: bool, notify=print_notice) -> Path:
+    """Folder with the configuration and tokenizer files of a repository; weights come later.
+
+    Raises
+    ------
+    UserError
+        If the hub is out of reach or not to be asked, and the local cache does not have it; or if the
+        hub refuses.
+    """
+    quiet = offline_requested(offline)
+    if not quiet and hub_reachable():
+        return _download(repo_id, allow_patterns=_SMALL_FILES)
+    if folder := cached_snapshot(repo_id):
+        if not quiet:
+            notify(f"The hub cannot be reached: {repo_id} is taken from the local cache ({folder.name[:12]}).")
+        return folder
+    why = "is not in the local hub cache, and offline work was asked for"
+    if not quiet:
+        why = f"is not in the local hub cache, and {_endpoint()} cannot be reached within {REACH_TIMEOUT:g} s"
+    raise UserError(f"{repo_id!r} {why}; give a local folder or GGUF file, or try again with a network.")
+
+
+def fetch_weights(repo_id: str, folder: Path, *, offline: bool) -> Path:
+    """`folder` (from :func:`snapshot`) with the weights of the same commit: safetensors, else ``.bin``.
+
+    Raises
+    ------
+    UserError
+        If they are not in the local cache and cannot be fetched.
+    """
+    fetch = not offline_requested(offline) and hub_reachable()
+    for pattern in ("*.safetensors", "*.bin"):
+        if fetch:
+            _download(repo_id, revision=folder.name, allow_patterns=[pattern, f"{pattern}.index.json"])
+        if any(folder.glob(pattern)):
+            return folder
+    raise UserError(
+        f"{repo_id!r} has no *.safetensors or *.bin weights {'on the hub' if fetch else 'in the local hub cache'}; "
+        "try again with a network, or give a local folder or GGUF file."
+    )
+
+
+def _download(repo_id: str, **selection) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, ignore_patterns=_SUBFOLDERS, **selection))
+    except Exception as error:  # any failure of the hub client is one sentence to the user
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(
+            f"{repo_id!r} could not be fetched from {_endpoint()} ({reason[0].rstrip('.')}); check the name and "
+            "your access to it, or give a local folder or GGUF file."
+        ) from error

@@ -1,0 +1,94 @@
+"""A one-second check that an architecture does what the engine takes for granted.
+
+Two chunks over the token store must give the logits of one plain forward, and hiding one key must give
+those of a plain forward with that key masked, by the model's own attention. Whatever an architecture does
+differently (positions, windows, biases, sinks) shows here, not in somebody's results.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from forward_influence.engine import MaskingEngine, evaluation
+from forward_influence.errors import UserError
+from infokv.errors import Refused
+from infokv.prefill import prefill
+
+_PREFIX, _LENGTH = 24, 40
+
+#: Largest accepted error, relative to the largest logit.
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+
+
+def check_model(model) -> dict:
+    """Compare the engine with the model's own forward on a short random text.
+
+    Returns
+    -------
+    dict
+        ``error_chunked`` and ``error_masked`` (largest absolute logit error over the largest absolute logit),
+        ``effect_masked`` (what the masked key changes, on the same scale), ``tolerance`` and ``seconds``.
+
+    Raises
+    ------
+    UserError
+        If an error is above the tolerance, or the model does not run in this way at all.
+    """
+    began = time.perf_counter()
+    device = model.get_input_embeddings().weight.device
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, vocabulary, (1, _LENGTH), generator=generator).to(device)
+    hidden = torch.zeros(1, 1, 1, _PREFIX, dtype=torch.bool, device=device)
+    hidden[..., _PREFIX - 1] = True
+    name = type(model).__name__
+    try:
+        with torch.inference_mode(), evaluation(model):
+            plain = model(ids, use_cache=False).logits[0, _PREFIX:].double()
+            masked = model(ids, attention_mask=_mask(model), use_cache=False).logits[0, _PREFIX:].double()
+            store, _ = prefill(model, ids[:, :_PREFIX], chunk_size=_PREFIX // 2, total_length=_LENGTH)
+            engine = MaskingEngine(model, store, ids[:, _PREFIX:], hidden, chunk_size=7)
+            ours = torch.cat([part for _, part in engine.logits()], dim=1).double()
+    except Refused as error:
+        raise UserError(f"{name} cannot be measured: {error}") from error
+    scale = max(1.0, plain.abs().max().item())
+    result = {
+        "error_chunked": (ours[0] - plain).abs().max().item() / scale,
+        "error_masked": (ours[1] - masked).abs().max().item() / scale,
+        "effect_masked": (masked - plain).abs().max().item() / scale,
+        "tolerance": _TOLERANCE.get(plain_dtype(model), 1e-3),
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    for what, label in (("error_chunked", "in chunks"), ("error_masked", "with a hidden key")):
+        if not result[what] <= result["tolerance"]:
+            raise UserError(
+                f"{name} run {label} differs from its own forward by {result[what]:.2g} of the largest logit (allowed "
+                f"{result['tolerance']:.0e}); its attention is not the one measured here, so use another model."
+            )
+    return result
+
+
+def plain_dtype(model) -> torch.dtype:
+    """Dtype of the model's weights."""
+    return model.get_input_embeddings().weight.dtype
+
+
+def _mask(model):
+    """The additive mask ``[1, 1, length, length]`` of a plain forward that hides the key, or one per layer type."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or [])
+    window = getattr(config, "sliding_window", None)
+    if {"full_attention", "sliding_attention"} <= kinds:
+        return {"full_attention": _additive(model, None), "sliding_attention": _additive(model, window)}
+    return _additive(model, None if kinds == {"full_attention"} else window)
+
+
+def _additive(model, window: int | None) -> torch.Tensor:
+    weight = model.get_input_embeddings().weight
+    distance = torch.arange(_LENGTH)[:, None] - torch.arange(_LENGTH)[None]
+    seen = (distance >= 0) & (distance < (window or _LENGTH))
+    seen[_PREFIX:, _PREFIX - 1] = False
+    mask = torch.zeros(1, 1, _LENGTH, _LENGTH, dtype=weight.dtype)
+    return mask.masked_fill(~seen, torch.finfo(weight.dtype).min).to(weight.device)

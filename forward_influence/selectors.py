@@ -1,0 +1,295 @@
+"""Which prefix positions a study removes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from forward_influence.errors import UserError
+from infokv.errors import Refused
+from infokv.registry import Registry
+from infokv.scorer import SCORERS, Scorer
+from infokv.scorers.snapkv import SnapKV
+from infokv.signals import TokenSignals, signal
+
+
+class Selector:
+    """Which positions of a prefix to remove: one set, shared by all layers and heads.
+
+    The contract; subclassing it only brings the defaults. A class that has ``score`` instead of ``select``
+    (any :class:`infokv.Scorer`) is a selector too: its top scores are removed.
+
+    Attributes
+    ----------
+    needs : tuple of str
+        Names of the signals that it reads (see :data:`infokv.signals.SIGNALS`).
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def select(self, signals: TokenSignals, count: int, document: str) -> Sequence[int]:
+        """Positions to remove.
+
+        Parameters
+        ----------
+        signals : TokenSignals
+        count : int
+            How many positions the study removes; chosen among ``signals.candidates``.
+        document : str
+            Id of the document.
+        """
+        raise TypeError(f"{type(self).__name__} does not say what it selects; give it select or score.")
+
+
+#: Built-in and added selectors. Every registered scorer is a selector as well.
+SELECTORS = Registry("selector", "forward_influence.selectors")
+
+DEFAULT_SELECTORS = ("attention", "entropy", "random", "none")
+
+
+def register_selector(name: str):
+    """Class decorator: ``@register_selector("mine")`` makes a selector available by name."""
+    return SELECTORS.register(name)
+
+
+@dataclass(frozen=True)
+class TopScore(Selector):
+    """The top of a scorer's scores, averaged over layers and heads into one shared set."""
+
+    scorer: Scorer
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(self.scorer.needs)
+
+    def select(self, signals: TokenSignals, count: int, document: str) -> list[int]:
+        scores = self.scorer.score(signals)
+        shape = tuple(scores.shape)
+        if len(shape) != 3 or shape[2] != signals.tokens:
+            raise UserError(
+                f"{self.canonical()} returned scores of shape {list(shape)}; they must be "
+                f"[layers or 1, KV heads or 1, {signals.tokens}]."
+            )
+        return top_positions(scores.double().mean(dim=(0, 1)), signals.candidates, count)
+
+    def canonical(self) -> str:
+        registry = SELECTORS if any(cls is type(self.scorer) for _, cls in SELECTORS) else SCORERS
+        return registry.canonical(self.scorer)
+
+
+def top_positions(scores: torch.Tensor, candidates: range, count: int) -> list[int]:
+    """The highest-scored candidates, ascending. Ties: the lower position first.
+
+    Parameters
+    ----------
+    scores : Tensor ``[tokens]``
+    candidates : range
+    count : int
+
+    Raises
+    ------
+    UserError
+        If there are fewer candidates than that, or a score is NaN.
+    """
+    if count > len(candidates):
+        raise UserError(
+            f"{count} positions are to be removed, but there are only {len(candidates)} candidates; lower the "
+            "fraction, or the sinks and recent positions that are kept out."
+        )
+    of_candidates = scores[candidates.start : candidates.stop].cpu()
+    if bool(of_candidates.isnan().any()):
+        raise UserError("A score is NaN; a scorer must give a number, or plus or minus infinity, for each token.")
+    order = torch.sort(of_candidates, descending=True, stable=True).indices[:count]
+    return sorted(candidates.start + i for i in order.tolist())
+
+
+@register_selector("attention")
+@dataclass(frozen=True)
+class Attention(SnapKV):
+    """Tokens that the last queries of the prefix attend to (SnapKV's score).
+
+    Parameters
+    ----------
+    window, kernel : int
+        Observation window and average pool; see :class:`infokv.SnapKV`.
+    """
+
+
+@register_selector("entropy")
+@dataclass(frozen=True)
+class Entropy(Scorer):
+    """Tokens that were hard to predict: entropy of the distribution from which they came.
+
+    Parameters
+    ----------
+    k : int or None
+        Most likely tokens over which entropy is taken; None for the whole vocabulary.
+    """
+
+    k: int | None = 256
+    align: ClassVar[str] = "self"
+    sign: ClassVar[int] = 1
+
+    def __post_init__(self):
+        if self.k is not None and self.k < 1:
+            raise Refused(f"k is {self.k}; it must be at least 1, or none for the whole vocabulary.")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (signal("entropy", k="full" if self.k is None else self.k, align=self.align),)
+
+    def score(self, signals: TokenSignals) -> torch.Tensor:
+        return self.sign * signals[self.needs[0]][None, None]
+
+
+@register_selector("entropy-next")
+@dataclass(frozen=True)
+class EntropyNext(Entropy):
+    """Tokens after which the next one was hard to predict.
+
+    Parameters
+    ----------
+    k : int or None
+        Most likely tokens over which entropy is taken; None for the whole vocabulary.
+    """
+
+    align: ClassVar[str] = "next"
+
+
+@register_selector("low-entropy")
+@dataclass(frozen=True)
+class LowEntropy(Entropy):
+    """Tokens that were easy to predict: the opposite of ``entropy``, a control.
+
+    Parameters
+    ----------
+    k : int or None
+        Most likely tokens over which entropy is taken; None for the whole vocabulary.
+    """
+
+    sign: ClassVar[int] = -1
+
+
+@register_selector("positions")
+@dataclass(frozen=True)
+class Positions(Selector):
+    """Explicit positions: ``positions:at=5+9+12``, or ``positions:file.json`` (document id to list).
+
+    Parameters
+    ----------
+    at : str
+        Positions joined by ``+``, the same for every document.
+    """
+
+    at: str = ""
+    by_document: dict | None = field(default=None, compare=False, repr=False, kw_only=True)
+    source: str = field(default="", repr=False, kw_only=True)
+
+    def __post_init__(self):
+        if not self.at and self.by_document is None:
+            raise UserError("positions needs to know where: write positions:at=5+9+12 or positions:file.json.")
+        if self.at and not all(part.strip().isdigit() for part in self.at.split("+")):
+            raise UserError(f"positions:at={self.at} is not a list of positions; write it like at=5+9+12.")
+
+    @classmethod
+    def load(cls, path: str) -> Positions:
+        """From a JSON object that maps document ids to lists of positions."""
+        try:
+            raw = Path(path).read_bytes()
+            mapping = json.loads(raw)
+        except OSError as error:
+            raise UserError(f"{path!r} cannot be read ({error.strerror}); check the path.") from error
+        except ValueError as error:
+            raise UserError(f"{path!r} is not JSON ({error}).") from error
+        fits = isinstance(mapping, dict) and all(
+            isinstance(places, list) and all(type(place) is int for place in places)
+            for places in mapping.values()
+        )
+        if not fits:
+            raise UserError(f"{path!r} must be a JSON object of document id to a list of positions.")
+        digest = hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:8]
+        return cls(by_document=mapping, source=f"{Path(path).name}@{digest}")
+
+    def canonical(self) -> str:
+        if self.by_document is not None:
+            return f"positions:{self.source}"
+        return "positions:at=" + "+".join(map(str, self.select(None, 0, "")))
+
+    def select(self, signals, count: int, document: str) -> list[int]:
+        if self.by_document is None:
+            return sorted({int(part) for part in self.at.split("+")})
+        if document not in self.by_document:
+            raise NotListed(f"{self.source} lists no positions for it")
+        return sorted(set(self.by_document[document]))
+
+
+class NotListed(Exception):
+    """A selector has nothing to say about a document: its row is skipped with this reason."""
+
+
+@register_selector("none")
+@dataclass(frozen=True)
+class NoRemoval(Selector):
+    """Nothing is removed: a real row of the batch, which proves that the rows are alike."""
+
+    def select(self, signals, count: int, document: str) -> list[int]:
+        return []
+
+
+@register_selector("recompute")
+@dataclass(frozen=True)
+class Recompute(Selector):
+    """Nothing is removed, and the reference is computed again in other chunks: the numerical floor.
+
+    What it shows is the error of machine and dtype; an influence below it is not a measurement.
+    """
+
+    def select(self, signals, count: int, document: str) -> list[int]:
+        return []
+
+
+def make_selector(given) -> Selector:
+    """A selector from a text, a class, a selector or a scorer.
+
+    Raises
+    ------
+    UserError, Refused
+        If a name, a parameter or a value is not known, in one sentence.
+    """
+    if isinstance(given, str):
+        name = given.partition(":")[0]
+        if name in SCORERS and name not in SELECTORS:
+            given = SCORERS.create(given)
+        elif name in SELECTORS or "." in name:
+            given = SELECTORS.create(given)
+        else:
+            raise UserError(SELECTORS.unknown(name, SCORERS.names()))
+    elif isinstance(given, type):
+        given = given()
+    if hasattr(given, "select"):
+        return given
+    if hasattr(given, "score"):
+        return TopScore(given)
+    raise UserError(f"{given!r} is no selector: it has neither select(signals, count, document) nor score(signals).")
+
+
+def selector_name(selector: Selector) -> str:
+    """Canonical text of a selector: the name that its rows carry."""
+    return SELECTORS.canonical(selector)
+
+
+def make_selectors(given: Iterable) -> dict[str, Selector]:
+    """Selectors by canonical text; the same one named twice counts once."""
+    out = {}
+    for one in given:
+        selector = make_selector(one)
+        out.setdefault(selector_name(selector), selector)
+    if not out:
+        raise UserError(f"No selector was given; name one, such as {DEFAULT_SELECTORS[0]!r}.")
+    return out

@@ -1,0 +1,255 @@
+"""Named classes, and the one grammar by which commands name them with parameters.
+
+``NAME``, ``NAME:key=value,key=value``, ``NAME:file.json``, ``module.path:Class``,
+``module.path:Class:key=value``. Registered names win; text with ``=`` is parameters, ``.json`` a file,
+anything else a class.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from infokv.errors import Refused
+
+
+class Registry:
+    """Classes (never instances) by name.
+
+    Parameters
+    ----------
+    kind : str
+        What they are, for messages: "scorer".
+    group : str
+        Entry-point group through which other packages add theirs.
+    builtin : dict of str to str
+        Names of built-in classes and where they are, ``module:Class``; imported on first use.
+    """
+
+    def __init__(self, kind: str, group: str, builtin: dict[str, str] | None = None):
+        self.kind = kind
+        self._group = group
+        self._targets: dict[str, str] = dict(builtin or {})
+        self._classes: dict[str, type] = {}
+        self._searched = False
+
+    def register(self, name: str) -> Callable[[type], type]:
+        """Class decorator that adds a class under a name.
+
+        Raises
+        ------
+        Refused
+            If the name is taken by another class, or cannot be written in a command.
+        """
+        if not name or any(mark in name for mark in ":=, \t\n"):
+            raise Refused(f"{name!r} cannot name a {self.kind}; use letters, digits and dashes.")
+
+        def add(cls: type) -> type:
+            if not isinstance(cls, type):
+                raise Refused(f"{self.kind} {name!r}: register a class, not {cls!r}; parameters are its fields.")
+            taken = self._classes.get(name) or self._targets.get(name)
+            # The same definition again (a notebook cell run twice, a module reloaded) replaces itself.
+            here = f"{cls.__module__}:{cls.__qualname__}"
+            if taken is not None and self._where(taken) != here:
+                raise Refused(f"The {self.kind} name {name!r} is taken by {self._where(taken)}; choose another.")
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def names(self) -> list[str]:
+        """All names, built-in ones first, in the order in which they were added."""
+        self._search_entry_points()
+        return list(dict.fromkeys([*self._targets, *self._classes]))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names()
+
+    def __iter__(self) -> Iterator[tuple[str, type]]:
+        return ((name, self.get(name)) for name in self.names())
+
+    def get(self, name: str) -> type:
+        """The class of a name.
+
+        Raises
+        ------
+        Refused
+            If the name is unknown; the nearest ones are suggested.
+        """
+        if name not in self.names():
+            raise Refused(self.unknown(name))
+        if name not in self._classes:
+            self._classes[name] = import_class(self._targets[name])
+        return self._classes[name]
+
+    def unknown(self, name: str, others: list[str] = ()) -> str:
+        """The sentence about an unknown name."""
+        names = [*self.names(), *others]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"There is no {self.kind} {name!r}; {hint}There are: {', '.join(names)}.".replace("; T", "; t")
+
+    def create(self, text: str):
+        """An object from its text, by the grammar of this module.
+
+        Raises
+        ------
+        Refused
+            If the name, a parameter or a value is not known, in one sentence.
+        """
+        name, _, rest = text.partition(":")
+        if name in self.names():
+            return self._build(self.get(name), name, rest)
+        path, _, parameters = rest.partition(":")
+        if "." not in name and (not path or "=" in path):
+            raise Refused(self.unknown(name))
+        if not path or "=" in path:
+            raise Refused(f"{text!r} names a module but no class; write module.path:Class, or one of: "
+                          f"{', '.join(self.names())}.")  # fmt: skip
+        return self._build(import_class(f"{name}:{path}"), f"{name}:{path}", parameters)
+
+    def _build(self, cls: type, name: str, rest: str):
+        if not rest:
+            return construct(cls, name, {})
+        if "=" in rest:
+            return construct(cls, name, parse_parameters(rest, name))
+        if rest.endswith(".json"):
+            load = getattr(cls, "load", None)
+            return load(rest) if load is not None else construct(cls, name, _read_json(rest))
+        raise Refused(f"{name}:{rest}: after the name come key=value pairs or a .json file, not {rest!r}.")
+
+    def canonical(self, instance) -> str:
+        """The shortest text that gives an equal object: name, and parameters that are not the default."""
+        own = getattr(instance, "canonical", None)
+        if own is not None:
+            return own()
+        cls = type(instance)
+        name = next((n for n, c in self if c is cls), f"{cls.__module__}:{cls.__qualname__}")
+        parts = []
+        for one in fields(instance) if is_dataclass(instance) else ():
+            value = getattr(instance, one.name)
+            if value != default_of(one):
+                parts.append(f"{one.name}={'none' if value is None else value}")
+        return f"{name}:{','.join(parts)}" if parts else name
+
+    def _search_entry_points(self) -> None:
+        if self._searched:
+            return
+        self._searched = True
+        for point in entry_points(group=self._group):
+            if point.name in self._targets:
+                raise Refused(f"The {self.kind} name {point.name!r} is taken twice: {self._targets[point.name]} and "
+                              f"{point.value}; uninstall one of the packages.")  # fmt: skip
+            self._targets[point.name] = point.value
+
+    @staticmethod
+    def _where(target: str | type) -> str:
+        return target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+
+
+def import_class(path: str) -> type:
+    """The class at ``module.path:Class``.
+
+    Raises
+    ------
+    Refused
+        If there is none.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise Refused(f"{path!r} cannot be imported ({error}); check the path, and that the module is installed "
+                      "or in the current folder.") from error  # fmt: skip
+    if not isinstance(found, type):
+        raise Refused(f"{path!r} is {type(found).__name__}, not a class.")
+    return found
+
+
+def parse_parameters(text: str, name: str) -> dict[str, str]:
+    """``key=value,key=value`` as a dict of texts."""
+    out = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            raise Refused(f"{name}:{text}: {part!r} is not key=value.")
+        if key.strip() in out:
+            raise Refused(f"{name}:{text}: {key.strip()!r} is given twice.")
+        out[key.strip()] = value.strip()
+    return out
+
+
+def construct(cls: type, name: str, given: dict):
+    """An object of a dataclass from parameters that may be texts; unknown or unfit ones are refused."""
+    known = {one.name: one for one in fields(cls) if one.init} if is_dataclass(cls) else {}
+    unknown = [key for key in given if key not in known]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]!r}? It has" if near else "it has"
+        raise Refused(f"{name} has no parameter {unknown[0]!r}; {hint}: {', '.join(known) or 'none'}.")
+    hints = typing.get_type_hints(cls) if known else {}
+    values = {key: convert(value, hints[key], f"{name}:{key}") for key, value in given.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise Refused(f"{name} cannot be made from {given}: {error}.") from error
+
+
+def convert(value, hint, where: str):
+    """A typed text as what a field's annotation asks for; other values are checked against it."""
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if value is None or (isinstance(value, str) and value.lower() == "none"):
+        if type(None) in options:
+            return None
+    elif isinstance(value, str):
+        for option in options:
+            try:
+                return _CONVERTERS[option](value)
+            except (KeyError, ValueError):
+                continue
+    else:
+        for option in options:
+            if option is float and isinstance(value, int) and not isinstance(value, bool):
+                return float(value)
+            if isinstance(option, type) and isinstance(value, option) and isinstance(value, bool) == (option is bool):
+                return value
+    wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    raise Refused(f"{where}={value}: the value must be {wanted}.".replace("NoneType", "none"))
+
+
+def default_of(one):
+    """The default of a dataclass field, made if it has a factory; a value equal to nothing where it has none."""
+    if one.default is not MISSING:
+        return one.default
+    return one.default_factory() if one.default_factory is not MISSING else MISSING
+
+
+def _boolean(text: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
+
+
+_CONVERTERS: dict = {int: int, float: float, bool: _boolean, str: str}
+
+
+def _read_json(path: str) -> dict:
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Refused(f"{path!r} cannot be read ({error.strerror}); check the path.") from error
+    except ValueError as error:
+        raise Refused(f"{path!r} is not JSON ({error}).") from error
+    if not isinstance(value, dict):
+        raise Refused(f"{path!r} holds {type(value).__name__}; an object of parameters is needed.")
+    return value

@@ -1,0 +1,65 @@
+"""What a scorer is, and where scorers are registered."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from infokv.registry import Registry
+from infokv.signals import TokenSignals
+
+
+class Scorer:
+    """How much each cached token matters. The contract; subclassing it only brings the defaults.
+
+    A scorer is a frozen dataclass whose fields are its parameters. It holds no state: the same signals give
+    the same scores.
+
+    Attributes
+    ----------
+    needs : tuple of str
+        Names of the signals that ``score`` reads (see :data:`infokv.signals.SIGNALS`).
+    sinks, recent : int
+        Positions at the start and at the end that compression keeps by rule, inside the budget.
+    allocation : str
+        How compression spreads its budget over layers: ``"uniform"``, ``"pyramid"`` or ``"entropy"``.
+    schedule : Schedule or None
+        When generated tokens are cut; None: never.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    sinks: ClassVar[int] = 0
+    recent: ClassVar[int] = 0
+    allocation: ClassVar[str] = "uniform"
+    schedule: ClassVar[Any] = None
+
+    def score(self, signals: TokenSignals) -> torch.Tensor:
+        """Importance of each token, float32 ``[layers or 1, kv_heads or 1, tokens]``; higher = more important.
+
+        Only positions in ``signals.candidates`` are compared; the others may hold anything but NaN.
+        """
+        raise TypeError(f"{type(self).__name__} does not say how it scores; give it a method score(signals).")
+
+
+#: Built-in and added scorers.
+SCORERS = Registry(
+    "scorer",
+    "infokv.scorers",
+    {
+        "infokv": "infokv.scorers.infokv:InfoKV",
+        "snapkv": "infokv.scorers.snapkv:SnapKV",
+        "self-information": "infokv.scorers.self_information:SelfInformation",
+        "random": "infokv.scorers.random:Random",
+    },
+)
+
+
+def register(name: str):
+    """Class decorator: ``@register("mine")`` makes a scorer available by name in commands and in Python."""
+    return SCORERS.register(name)
+
+
+def get_scorer(text: str) -> Scorer:
+    """A scorer from its text, such as ``"infokv:alpha=0.5"``; see :mod:`infokv.registry` for the grammar."""
+    return SCORERS.create(text)

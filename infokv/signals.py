@@ -1,0 +1,155 @@
+"""Per-token facts of a prefix, from which scores are made.
+
+A signal has a name, such as ``entropy``, and may have parameters: ``entropy(k=64)``. Scorers list the
+names they need; only those are computed (see :mod:`infokv.collectors`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from infokv.errors import Refused
+
+#: Parameters of each kind of signal, with defaults.
+SIGNALS: dict[str, dict[str, object]] = {
+    "entropy": {"k": 256, "align": "self", "renormalise": True, "base": "e"},
+    "self_information": {},
+    "representation_evolution": {},
+    "window_attention": {"window": 64},
+    "keys": {},
+    "values": {},
+    "queries": {"last": None},
+}
+
+
+def signal(kind: str, **parameters) -> str:
+    """Canonical name of a signal with parameters, for a scorer's ``needs``.
+
+    Parameters
+    ----------
+    kind : str
+        A key of :data:`SIGNALS`.
+    **parameters
+        Those that differ from the defaults.
+
+    Returns
+    -------
+    str
+        Such as ``"entropy(k=64)"``; parameters at their default are left out.
+
+    Raises
+    ------
+    Refused
+        If the kind or a parameter is unknown.
+    """
+    if kind not in SIGNALS:
+        raise Refused(f"There is no signal {kind!r}; there are {', '.join(SIGNALS)}.")
+    defaults = SIGNALS[kind]
+    unknown = sorted(set(parameters) - set(defaults))
+    if unknown:
+        raise Refused(
+            f"The signal {kind!r} has no parameter {unknown[0]!r}; it has {', '.join(defaults) or 'none'}."
+        )
+    given = [f"{name}={parameters[name]}" for name in defaults if parameters.get(name, defaults[name]) != defaults[name]]
+    return f"{kind}({','.join(given)})" if given else kind
+
+
+def parse_signal(name: str) -> tuple[str, dict[str, object]]:
+    """Kind and all parameters of a signal's name; inverse of :func:`signal`."""
+    match = re.fullmatch(r"(\w+)(?:\((.*)\))?", name)
+    if not match:
+        raise Refused(f"{name!r} is no signal name; write it like 'entropy' or 'entropy(k=64)'.")
+    kind, inner = match.groups()
+    given = dict(part.split("=", 1) for part in inner.split(",")) if inner else {}
+    signal(kind, **given)  # refuses what is unknown
+    return kind, {**SIGNALS[kind], **{key: _parse_value(text) for key, text in given.items()}}
+
+
+def _parse_value(text: str) -> object:
+    words = {"None": None, "True": True, "False": False}
+    if text in words:
+        return words[text]
+    return int(text) if re.fullmatch(r"-?\d+", text) else text
+
+
+@dataclass(frozen=True)
+class TokenSignals:
+    """Per-token facts of one prefix. Only what was asked for is there.
+
+    Attributes
+    ----------
+    input_ids : int Tensor ``[tokens]``
+    layers, query_heads, kv_heads : int
+        Query head h reads KV head ``h // (query_heads // kv_heads)``.
+    candidates : range
+        Positions that may be chosen: neither attention sinks nor the observation window. Normalisation and
+        pooling run over these alone.
+    seed : int
+        Differs from text to text; the only source of randomness for a scorer.
+    """
+
+    input_ids: torch.Tensor
+    layers: int
+    query_heads: int
+    kv_heads: int
+    candidates: range
+    seed: int = 0
+    values_by_name: dict[str, object] = field(default_factory=dict, repr=False)
+
+    @property
+    def tokens(self) -> int:
+        """Length of the prefix."""
+        return self.input_ids.shape[0]
+
+    def __getitem__(self, name: str):
+        """A signal by its name, such as ``signals["entropy(k=64)"]``."""
+        kind, parameters = parse_signal(name)
+        name = signal(kind, **parameters)
+        if name not in self.values_by_name:
+            raise Refused(
+                f"The signal {name!r} was not asked for; add it to the scorer's needs "
+                f"(computed: {', '.join(sorted(self.values_by_name)) or 'none'})."
+            )
+        return self.values_by_name[name]
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        """``[tokens]``, nats: uncertainty about each token before it was read (top 256, renormalised)."""
+        return self["entropy"]
+
+    @property
+    def self_information(self) -> torch.Tensor:
+        """``[tokens]``, nats: minus log-probability of each token; 0 for the first."""
+        return self["self_information"]
+
+    @property
+    def representation_evolution(self) -> torch.Tensor:
+        """``[layers, tokens]``: 1 - cosine of a block's output and the last block's, before the final norm."""
+        return self["representation_evolution"]
+
+    @property
+    def window_attention(self) -> torch.Tensor:
+        """``[layers, query_heads, tokens]``: mean attention of the last 64 queries, softmax over all keys."""
+        return self["window_attention"]
+
+    @property
+    def keys(self) -> list[torch.Tensor]:
+        """Per layer ``[kv_heads, tokens, head_dim]``, post-RoPE."""
+        return self["keys"]
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """Per layer ``[kv_heads, tokens, head_dim]``."""
+        return self["values"]
+
+    @property
+    def queries(self) -> list[torch.Tensor]:
+        """Per layer ``[query_heads, tokens, head_dim]``, post-RoPE."""
+        return self["queries"]
+
+    def with_candidates(self, candidates: range) -> TokenSignals:
+        """The same facts, with other positions to choose from."""
+        return replace(self, candidates=candidates)

@@ -1,0 +1,68 @@
+"""The check after loading passes right models and catches wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, build
+
+from forward_influence.errors import UserError
+from forward_influence.modelcheck import check_model
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_passes_and_stores_what_it_saw(name):
+    result = check_model(build(name))
+    assert result["error_chunked"] < 1e-5
+    assert result["error_masked"] < 1e-5
+    assert result["effect_masked"] > 1e-3
+    assert result["seconds"] < 5
+
+
+def test_bfloat16_passes_within_its_tolerance():
+    result = check_model(build("llama").to(torch.bfloat16))
+    assert 0 < result["error_chunked"] < result["tolerance"]
+
+
+def test_gpt_oss_is_refused_for_its_attention_sinks():
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, num_local_experts=2, num_experts_per_tok=1, vocab_size=89, sliding_window=8,
+        layer_types=["full_attention", "sliding_attention"],
+    )  # fmt: skip
+    with pytest.raises(UserError, match="s_aux"):
+        check_model(GptOssForCausalLM(config).eval())
+
+
+def test_a_model_with_other_positions_is_caught():
+    """GPT-2 like absolute positions from the cache length would pass; positions that ignore the cache do not."""
+    model = build("llama")
+    rotary = model.model.rotary_emb
+    plain = rotary.forward
+
+    def local_positions(x, position_ids):
+        return plain(x, position_ids - position_ids[:, :1])
+
+    rotary.forward = local_positions
+    with pytest.raises(UserError, match="in chunks differs"):
+        check_model(model)
+
+
+def test_an_extra_bias_on_old_tokens_is_caught(monkeypatch):
+    """What an ALiBi-like attention would do: the model's own attention adds a bias that the engine does not know."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    def biased(module, query, key, value, attention_mask, **kwargs):
+        distance = torch.arange(key.shape[2])[None] - torch.arange(query.shape[2])[:, None]
+        bias = torch.zeros(distance.shape) if attention_mask is None else attention_mask
+        bias = (bias + 0.3 * distance).masked_fill(distance > 0, torch.finfo(torch.float32).min)
+        return sdpa_attention_forward(module, query, key, value, bias.expand(1, 1, -1, -1), **kwargs)
+
+    AttentionInterface.register("biased_for_a_test", biased)
+    model = build("llama")
+    model.config._attn_implementation = "biased_for_a_test"
+    with pytest.raises(UserError, match="differs from its own forward"):
+        check_model(model)
