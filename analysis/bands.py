@@ -59,27 +59,31 @@ def band_table(
     """
     panel = build_panel(runs)
     bands = default_bands(panel.horizon) if bands is None else [_check_band(band) for band in bands]
+    # A document that does not reach a band's end has NaN there, and so has its mean.
+    nobody = np.full(panel.kl.shape[:2], np.nan)
+    means = [
+        panel.kl[:, :, start:stop].mean(axis=-1) if stop <= panel.kl.shape[-1] else nobody
+        for start, stop in bands
+    ]
     lines, differences = [], []
     for i, j in combinations(range(len(panel.selectors)), 2):
-        for start, stop in bands:
-            whole = (panel.reach[[i, j]] >= stop).all(axis=0)
-            means = panel.kl[[i, j], :, start:stop][:, whole].mean(axis=-1)
+        for (start, stop), by_document in zip(bands, means):
+            pair = by_document[[i, j]]
+            both = ~np.isnan(pair).any(axis=0)
             with np.errstate(invalid="ignore"):  # infinity minus infinity
-                difference = means[0] - means[1]
-            column = np.full(len(whole), np.nan)
-            column[whole] = difference
-            differences.append(column)
+                difference = pair[0] - pair[1]
+            differences.append(difference)
             lines.append(
                 {
                     "a": panel.selectors[i],
                     "b": panel.selectors[j],
                     "band_start": start,
                     "band_stop": stop,
-                    "n_documents": len(difference),
-                    "mean_a": mean_of(means[0]),
-                    "mean_b": mean_of(means[1]),
-                    "difference": mean_of(difference),
-                    "n_infinite": int(np.isinf(means).any(axis=0).sum()),
+                    "n_documents": int(both.sum()),
+                    "mean_a": mean_of(pair[0, both]),
+                    "mean_b": mean_of(pair[1, both]),
+                    "difference": mean_of(difference[both]),
+                    "n_infinite": int(np.isinf(pair[:, both]).any(axis=0).sum()),
                 }
             )
     table = pandas.DataFrame(lines, columns=_COLUMNS)

@@ -9,7 +9,8 @@ would crowd on it, neighbours are merged into one point.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import matplotlib
 import numpy as np
 import seaborn
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -91,7 +93,8 @@ def plot_runs(
     paths = save_figure(_draw(drawn, runs, selectors), stem, formats)
     for name, table in (("", drawn), ("-chunks", curve_table(runs, common=common))):
         paths.append(Path(f"{stem}{name}.csv"))
-        table[table.selector.isin(_chosen(table, selectors))].to_csv(paths[-1], index=False)
+        with _writing(paths[-1]):
+            table[table.selector.isin(_chosen(table, selectors))].to_csv(paths[-1], index=False)
     return paths
 
 
@@ -111,16 +114,22 @@ def save_figure(figure: Figure, stem: str | Path, formats: Iterable[str] = FORMA
         path = Path(f"{stem}.{name}")
         undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(name)
         # Text stays text, in TrueType fonts, as publishers ask.
-        with matplotlib.rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "figure2"}):
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                figure.savefig(path, dpi=200, metadata=undated)
-            except OSError as error:
-                raise UserError(
-                    f"Cannot write {str(path)!r} ({error.strerror}); give another place for the figure."
-                ) from error
+        fonts = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "figure2"}
+        with _writing(path), matplotlib.rc_context(fonts):
+            figure.savefig(path, dpi=200, metadata=undated)
         paths.append(path)
     return paths
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"Cannot write {str(path)!r} ({error.strerror}); give another place for the figure."
+        ) from error
 
 
 def _draw(table: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) -> Figure:
@@ -130,6 +139,7 @@ def _draw(table: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
     counts = table[table.selector.isin(curves)].groupby("x").n_documents.max()
     with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
         figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        FigureCanvasAgg(figure)
         if counts.nunique() > 1:
             axes, lowest = figure.subplots(2, 1, sharex=True, height_ratios=(8, 1))
             _draw_counts(lowest, counts)

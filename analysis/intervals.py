@@ -53,12 +53,14 @@ def mean_interval(
         if members.sum() < 2:
             continue
         sample = values[np.ix_(members, columns)]
-        # A column without spread (or with an infinite mean) has no bootstrap distribution to speak of.
         low[columns] = high[columns] = mean_of(sample)
-        varied = np.isfinite(sample).all(axis=0) & (sample != sample[0]).any(axis=0)
+        # Only a column with finite values and a spread above rounding has a distribution to speak of.
+        scale = np.abs(sample).max(axis=0)
+        varied = np.isfinite(scale)
+        varied[varied] = np.ptp(sample[:, varied], axis=0) > 1e-12 * scale[varied]
         if varied.any():
             bounds = stats.bootstrap(
-                (sample[:, varied],),
+                (sample[:, varied] / scale[varied],),  # so that BCa's powers do not underflow
                 np.mean,
                 axis=0,
                 vectorized=True,
@@ -68,7 +70,7 @@ def mean_interval(
                 batch=max(1, _BATCH_VALUES // sample[:, varied].size),
                 rng=np.random.default_rng(seed),
             ).confidence_interval
-            low[columns[varied]], high[columns[varied]] = bounds
+            low[columns[varied]], high[columns[varied]] = np.array(bounds) * scale[varied]
     return low, high
 
 

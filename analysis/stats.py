@@ -11,6 +11,7 @@ from forward_influence.analysis.bands import default_bands
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_interval, mean_of
 from forward_influence.analysis.panel import CHUNK_ARRAYS, Panel, build_panel, merge, merged_means
+from forward_influence.errors import UserError
 
 
 def curve_table(
@@ -101,19 +102,19 @@ def summary_table(runs: Runs) -> pandas.DataFrame:
         offsets, then over documents. ``skipped`` and ``failed`` count documents.
     """
     panel = build_panel(runs)
-    bands = default_bands(panel.horizon)
+    reach, horizon = panel.reach, panel.horizon
+    bands = default_bands(horizon)
     near, far = bands[0], bands[-1]
     lines = []
     for s, selector in enumerate(panel.selectors):
-        here = panel.reach[s] > 0
-        to_end = panel.kl[s, panel.reach[s] >= panel.horizon]
+        to_end = panel.kl[s, reach[s] >= horizon]
         rows = [row for row in runs.rows if row["selector"] == selector]
         offsets = _known(panel.kl[s])
         lines.append(
             {
                 "selector": selector,
                 "n_removed": max(row["n_removed"] for row in rows if row["status"] == "ok"),
-                "n_documents": int(here.sum()),
+                "n_documents": int((reach[s] > 0).sum()),
                 "n_offsets": len(offsets),
                 "kl_mean": mean_of(_document_means(panel.kl_mean[s], panel.chunk_count[s])),
                 "kl_near": mean_of(to_end[:, slice(*near)].mean(axis=-1)),
@@ -158,6 +159,11 @@ def widening_edges(edges: np.ndarray) -> list[int]:
 
 def _common(panel: Panel) -> Panel:
     whole = (panel.reach >= panel.horizon).all(axis=0)
+    if not whole.any():
+        raise UserError(
+            f"No document has all of {', '.join(panel.selectors)} measured to offset {panel.horizon}; "
+            "measure the missing selectors, or do without `common`."
+        )
     chunks = panel.chunks_to(panel.horizon)
     edges = panel.edges[: chunks + 1]
     cut = {name: getattr(panel, name)[:, whole, :chunks] for name in CHUNK_ARRAYS}

@@ -50,7 +50,7 @@ class MaskingEngine:
         self.chunk_size = chunk_size
         self._prefix = prefix
         self._continuation = continuation
-        self._hidden = torch.cat([torch.zeros_like(hidden[:1]), hidden])
+        self._hidden = torch.cat([hidden.new_zeros(1, *hidden.shape[1:]), hidden])
 
     @property
     def rows(self) -> int:
@@ -78,13 +78,6 @@ class MaskingEngine:
         for offset, states in self.states():
             for start, part in logit_slices(head, states):
                 yield offset + start, part
-
-    def comparisons(self) -> Iterator[tuple[int, Comparison]]:
-        """First offset and :class:`Comparison` ``[ablated rows, tokens]`` of small slices."""
-        targets = next_tokens(self._continuation)
-        for offset, logits in self.logits():
-            part = targets[offset : offset + logits.shape[1]]
-            yield offset, compare_logits(logits[0], logits[1:], part)
 
 
 def next_tokens(continuation: torch.Tensor) -> torch.Tensor:
@@ -139,6 +132,7 @@ def influence(model, input_ids: torch.Tensor, removed: Sequence[Removal], *, pre
 
 def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: Sequence[torch.Tensor], *,
                  chunk_size: int = CHUNK_SIZE, batch: int | None = None,
+                 companion: Callable[[], Iterator[torch.Tensor]] | None = None,
                  notify: Callable[[str], None] = lambda sentence: None,
                  progress: Callable[[int], None] = lambda row_tokens: None) -> Comparison:  # fmt: skip
     """All ablated rows against the reference, in as many passes as memory asks for.
@@ -151,6 +145,9 @@ def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: S
     flags : sequence of bool Tensors ``[layers or 1, kv_heads or 1, prefix]``
     batch : int, optional
         Ablated rows of one pass.
+    companion : callable, optional
+        Gives final states ``[1, tokens, hidden]`` of the same continuation, computed in another way
+        (:func:`recomputed_states`); they are compared with the reference of the first pass.
     notify : callable
         Takes a sentence for the user.
     progress : callable
@@ -159,34 +156,71 @@ def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: S
     Returns
     -------
     Comparison
-        Tensors ``[len(flags), horizon]`` on the CPU.
+        Tensors ``[len(flags), horizon]`` on the CPU; with a companion, its row comes last.
     """
     unique, source = _unique(flags)
     rows = batch or rows_that_fit(model, prefix, continuation.shape[1], chunk_size)
     done: list[Comparison] = []
     start = 0
-    while start < len(unique):
+    while start < len(unique) or (companion and not done):
         part = unique[start : start + rows]
         try:
-            done.append(_one_pass(model, prefix, continuation, part, chunk_size, progress))
+            extra = None if done or companion is None else companion()
+            done.append(_one_pass(model, prefix, continuation, part, chunk_size, extra, progress))
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or len(part) == 1:
+            if not is_out_of_memory(error) or len(part) <= 1:
                 raise
             rows = max(1, len(part) // 2)
             notify(f"Memory ran out with {len(part)} ablated rows at once; going on with {rows}.")
             continue
         start += len(part)
+    if companion:  # its row ends the first pass; bring it behind all others
+        first = min(rows, len(unique))
+        source = [place + (place >= first) for place in source] + [first]
     joined = [torch.cat(tensors) for tensors in zip(*((one.kl, one.delta_nll, one.top1_changed) for one in done))]
     return Comparison(*(tensor[source] for tensor in joined))
 
 
-def _one_pass(model, prefix, continuation, flags, chunk_size, progress) -> Comparison:
-    engine = MaskingEngine(model, prefix, continuation, _stack(flags, continuation.device), chunk_size=chunk_size)
-    parts = []
-    for _, comparison in engine.comparisons():
-        parts.append([tensor.cpu() for tensor in (comparison.kl, comparison.delta_nll, comparison.top1_changed)])
-        progress(parts[-1][0].numel())
+def recomputed_states(model, input_ids: torch.Tensor, prefix_length: int, chunk_size: int) -> Iterator[torch.Tensor]:
+    """Final states ``[1, tokens, hidden]`` of the continuation, prefix included run in chunks of another size.
+
+    Their distance from the reference is the numerical floor: what machine and dtype do without any removal.
+    """
+    other = max(1, chunk_size // 2) if chunk_size > 1 else 2
+    store = TokenStore(model.config.get_text_config().num_hidden_layers, input_ids.shape[1])
+    for part in (input_ids[:, :prefix_length], input_ids[:, prefix_length:]):
+        for start, states in forward_chunks(
+            model, store, part, chunk_size=other, total_length=input_ids.shape[1]
+        ):
+            if start >= prefix_length:
+                yield states
+
+
+def _one_pass(model, prefix, continuation, flags, chunk_size, companion, progress) -> Comparison:
+    engine = MaskingEngine(
+        model, prefix, continuation, _stack(flags, prefix.seen, continuation.device), chunk_size=chunk_size
+    )
+    head, targets = Head(model), next_tokens(continuation)
+    parts, waiting = [], None
+    for offset, states in engine.states():
+        if companion is not None:
+            waiting, extra = _take(companion, waiting, states.shape[1])
+            states = torch.cat([states, extra])
+        for start, logits in logit_slices(head, states):
+            first = offset + start
+            compared = compare_logits(logits[0], logits[1:], targets[first : first + logits.shape[1]])
+            parts.append([tensor.cpu() for tensor in (compared.kl, compared.delta_nll, compared.top1_changed)])
+            progress(parts[-1][0].numel())
     return Comparison(*(torch.cat(tensors, dim=1) for tensors in zip(*parts)))
+
+
+def _take(pieces: Iterator[torch.Tensor], waiting: torch.Tensor | None, count: int):
+    """The next ``count`` tokens of a stream of states ``[1, tokens, hidden]``, and what is left over."""
+    held = [] if waiting is None else [waiting]
+    while sum(piece.shape[1] for piece in held) < count:
+        held.append(next(pieces))
+    joined = torch.cat(held, dim=1)
+    return joined[:, count:], joined[:, :count]
 
 
 def _unique(flags: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
@@ -201,8 +235,10 @@ def _unique(flags: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int
     return unique, source
 
 
-def _stack(flags: Sequence[torch.Tensor], device) -> torch.Tensor:
+def _stack(flags: Sequence[torch.Tensor], prefix: int, device) -> torch.Tensor:
     """Sets with one or many layers and heads as one tensor ``[rows, layers or 1, kv_heads or 1, prefix]``."""
+    if not flags:
+        return torch.zeros(0, 1, 1, prefix, dtype=torch.bool, device=device)
     shape = torch.broadcast_shapes(*(one.shape for one in flags))
     return torch.stack([one.expand(shape) for one in flags]).to(device)
 

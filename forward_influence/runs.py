@@ -48,6 +48,7 @@ class RunFolder:
         self.path, self.spec = path, spec
         self._hash, self._lock = spec.hash(), lock
         self._done, self._texts = repair(path / ROWS, self._hash)
+        self._failed: set[str] = set()  # of this invocation; the next one tries them again
         self._file = open(path / ROWS, "ab", buffering=0)  # noqa: SIM115 (closed by close)
 
     @classmethod
@@ -76,20 +77,21 @@ class RunFolder:
         path = Path(path)
         if path.exists() and not path.is_dir():
             raise UserError(f"Run folder {str(path)!r} is a file; give a folder as --out.")
+        lock = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = acquire_lock(path)
-        except OSError as error:
-            raise UserError(
-                f"Run folder {str(path)!r} cannot be written ({error.strerror}); give another --out."
-            ) from error
-        try:
             if fresh:
                 move_aside(path)
             write_header(path, spec, provenance)
             return cls(path, spec, lock)
-        except BaseException:
-            lock.close()
+        except BaseException as error:
+            if lock is not None:
+                lock.close()
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"Run folder {str(path)!r} cannot be written ({error.strerror}); give another --out."
+                ) from error
             raise
 
     def done(self) -> set[str]:
@@ -107,17 +109,17 @@ class RunFolder:
             If the disk refuses, or a document's text is not that of its earlier rows.
         """
         rows = list(rows)
-        keys, texts = set(self._done), dict(self._texts)
+        done, failed, texts = set(self._done), set(self._failed), dict(self._texts)
         for row in rows:
             check_row(row, self._hash)
-            if row["key"] in keys:
+            if row["key"] in done or row["key"] in failed:
                 raise ValueError(
                     f"document {row['document']!r} already has a row of selector {row['selector']!r}"
                 )
-            keys.add(row["key"])
+            (failed if row["status"] == "failed" else done).add(row["key"])
             check_text(texts, row, self.path)
         self._write("".join(dumps_row(row) + "\n" for row in rows).encode())
-        self._done, self._texts = keys, texts
+        self._done, self._failed, self._texts = done, failed, texts
 
     def rows(self) -> list[dict]:
         """All rows on disk, in the order in which they were written."""

@@ -65,11 +65,13 @@ def parse_signal(name: str) -> tuple[str, dict[str, object]]:
     kind, inner = match.groups()
     given = dict(part.split("=", 1) for part in inner.split(",")) if inner else {}
     signal(kind, **given)  # refuses what is unknown
-    return kind, {**SIGNALS[kind], **{key: _parse_value(text) for key, text in given.items()}}
+    return kind, {**SIGNALS[kind], **{key: _parse_value(text, SIGNALS[kind][key]) for key, text in given.items()}}
 
 
-def _parse_value(text: str) -> object:
+def _parse_value(text: str, default: object) -> object:
     words = {"None": None, "True": True, "False": False}
+    if isinstance(default, str):
+        return text
     if text in words:
         return words[text]
     return int(text) if re.fullmatch(r"-?\d+", text) else text

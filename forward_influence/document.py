@@ -1,0 +1,164 @@
+"""Measuring one document: prefix, selections, lockstep continuation, rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from forward_influence.engine import CHUNK_SIZE, compare_rows, evaluation, recomputed_states, removal_flags
+from forward_influence.kl import Comparison
+from forward_influence.memory import is_out_of_memory
+from forward_influence.plan import document_seed
+from forward_influence.rows import RunSpec, removal_count, row_key
+from forward_influence.selectors import NotListed, Recompute, Selector
+from infokv.prefill import prefill
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a selector chose for a document, or why it did not."""
+
+    positions: list[int] | None
+    status: str = "ok"
+    reason: str | None = None
+
+
+def measure_document(
+    model,
+    document,
+    selectors: dict[str, Selector],
+    spec: RunSpec,
+    *,
+    batch: int | None = None,
+    chunk_size: int = CHUNK_SIZE,
+    notify: Callable[[str], None] = lambda sentence: None,
+    progress: Callable[[int], None] = lambda row_tokens: None,
+) -> list[dict]:
+    """Rows of one document, one for each selector.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+    document : TokenizedDocument
+        At least as long as the spec asks for; what lies beyond the horizon is not used.
+    selectors : dict of str to Selector
+        By canonical text.
+    spec : RunSpec
+    batch : int, optional
+        Ablated rows of one pass; by default as many as free memory allows.
+    chunk_size : int
+        Tokens of a call; changes the speed only.
+
+    Returns
+    -------
+    list of dict
+        With the fields of :data:`forward_influence.rows.ROW_FIELDS`. A selector that raises gets a row with
+        status ``failed``; so do all where the document itself cannot be run.
+    """
+    began = time.perf_counter()
+    device = model.get_input_embeddings().weight.device
+    ids = torch.tensor([document.ids[: spec.prefix + spec.horizon]], device=device)
+    try:
+        choices, comparison = _run(model, document.id, ids, selectors, spec, batch, chunk_size, notify, progress)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = "memory ran out with a single ablated row; use a smaller horizon or prefix"
+        choices, comparison = dict.fromkeys(selectors, Choice(None, "failed", reason)), None
+    seconds = (time.perf_counter() - began) / len(selectors)
+    rows = []
+    measured = iter(range(len(selectors)))
+    for name, choice in choices.items():
+        row = blank_row(spec, document.id, document.sha, len(document.ids), name, choice.status, choice.reason)
+        row["seconds"] = round(seconds, 3)
+        if choice.status == "ok":
+            row |= _removal(choice.positions, spec.prefix) | _numbers(comparison, next(measured), spec.chunk)
+        rows.append(row)
+    order = {name: place for place, name in enumerate(selectors)}
+    return sorted(rows, key=lambda row: order[row["selector"]])
+
+
+def _run(model, name, ids, selectors, spec, batch, chunk_size, notify, progress):
+    """Choices, recompute last, and the comparison whose rows are those with status ``ok``, in this order."""
+    with evaluation(model):
+        needs = dict.fromkeys(need for one in selectors.values() for need in one.needs)
+        store, signals = prefill(
+            model, ids[:, : spec.prefix], needs, chunk_size=chunk_size, total_length=ids.shape[1],
+            candidates=range(spec.sinks, spec.prefix - spec.recent), seed=document_seed(spec.seed, name),
+        )  # fmt: skip
+        count = removal_count(spec.prefix, spec.fraction)
+        floors = {text: one for text, one in selectors.items() if isinstance(one, Recompute)}
+        choices = {
+            text: choose(one, signals, count, name, spec.prefix)
+            for text, one in selectors.items()
+            if text not in floors
+        } | dict.fromkeys(floors, Choice([]))
+        flags = [
+            removal_flags(choice.positions, spec.prefix)
+            for text, choice in choices.items()
+            if choice.status == "ok" and text not in floors
+        ]
+        if not flags and not floors:
+            return choices, None
+        companion = (lambda: recomputed_states(model, ids, spec.prefix, chunk_size)) if floors else None
+        comparison = compare_rows(
+            model, store, ids[:, spec.prefix :], flags, chunk_size=chunk_size, batch=batch,
+            companion=companion, notify=notify, progress=progress,
+        )  # fmt: skip
+    return choices, comparison
+
+
+def choose(selector: Selector, signals, count: int, document: str, prefix: int) -> Choice:
+    """What a selector chooses, checked; a selector that raises fails alone."""
+    try:
+        positions = sorted(set(selector.select(signals, count, document)))
+        removal_flags(positions, prefix)
+        if len(positions) >= prefix:
+            raise ValueError(f"it removes all {prefix} positions of the prefix")
+    except NotListed as reason:
+        return Choice(None, "skipped", str(reason))
+    except Exception as error:  # a third party's code may raise anything, and the other selectors go on
+        return Choice(None, "failed", f"{type(error).__name__}: {error}")
+    return Choice([int(place) for place in positions])
+
+
+def blank_row(spec: RunSpec, document: str, sha: str, tokens: int, selector: str, status: str, reason) -> dict:
+    """A row without numbers."""
+    return {
+        "key": row_key(spec.hash(), document, selector),
+        "document": document, "document_sha": sha, "selector": selector, "mode": spec.mode,
+        "status": status, "reason": reason, "n_tokens": tokens,
+        "removed": None, "n_removed": None, "removed_fraction": None, "kept_fraction": None,
+        "chunk_start": [], "chunk_count": [], "kl_mean": [], "kl": [], "delta_nll": [], "nll_count": [],
+        "top1_changed": [], "seconds": 0.0,
+    }  # fmt: skip
+
+
+def _removal(positions: list[int], prefix: int) -> dict:
+    share = len(positions) / prefix
+    return {
+        "removed": positions,
+        "n_removed": len(positions),
+        "removed_fraction": share,
+        "kept_fraction": 1 - share,
+    }
+
+
+def _numbers(comparison: Comparison, index: int, chunk: int) -> dict:
+    """Chunk means of one row of a comparison."""
+    kl, nll, changed = comparison.kl[index], comparison.delta_nll[index], comparison.top1_changed[index]
+    starts = list(range(0, len(kl), chunk))
+    out = {"chunk_start": starts, "chunk_count": [], "kl_mean": [], "delta_nll": [], "nll_count": [], "top1_changed": []}
+    for start in starts:
+        part = slice(start, start + chunk)
+        known = nll[part][~nll[part].isnan()]
+        out["chunk_count"].append(len(kl[part]))
+        out["kl_mean"].append(kl[part].mean().item())
+        out["nll_count"].append(len(known))
+        out["delta_nll"].append(known.mean().item() if len(known) else None)
+        out["top1_changed"].append(changed[part].double().mean().item())
+    out["kl"] = [float(f"{value:.6g}") for value in kl.tolist()]
+    return out

@@ -1,0 +1,79 @@
+"""Progress of long work on stderr: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+#: Seconds between plain lines.
+_EVERY = 30.0
+
+
+class Progress:
+    """Counts row-tokens and estimates the time that is left.
+
+    Parameters
+    ----------
+    total : int
+        Row-tokens of the whole work.
+    quiet : bool
+        Show nothing.
+    """
+
+    def __init__(self, total: int, *, quiet: bool = False, stream=None):
+        self._total, self._done = total, 0
+        self._stream = stream or sys.stderr
+        self._quiet = quiet
+        self._began = self._told = time.monotonic()
+        self._label = ""
+        self._bar = None
+        if not quiet and self._stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=total, unit="row-token", unit_scale=True, file=self._stream, dynamic_ncols=True, smoothing=0.05
+            )
+
+    def label(self, text: str) -> None:
+        """What is being worked on."""
+        self._label = text
+        if self._bar is not None:
+            self._bar.set_description(text)
+
+    def advance(self, row_tokens: int) -> None:
+        """Row-tokens that were finished since the last call."""
+        self._done += row_tokens
+        if self._bar is not None:
+            self._bar.update(row_tokens)
+        elif not self._quiet and time.monotonic() - self._told >= _EVERY:
+            self._told = time.monotonic()
+            self._line()
+
+    def _line(self) -> None:
+        spent = time.monotonic() - self._began
+        share = self._done / max(1, self._total)
+        left = spent * (1 - share) / share if share else float("inf")
+        print(f"{self._label}: {share:.0%} done, {duration(left)} left", file=self._stream, flush=True)
+
+    def say(self, sentence: str) -> None:
+        """A notice that does not tear the bar."""
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.write(sentence, file=self._stream)
+        else:
+            print(sentence, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 40 s, 12 min, 3 h 20 min."""
+    if seconds == float("inf"):
+        return "unknown time"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
