@@ -116,7 +116,7 @@ def merge(panel: Panel, edges: Sequence[int]) -> Panel:
 
 def merged_means(values: np.ndarray, counts: np.ndarray, first: Sequence[int]) -> np.ndarray:
     """Means weighted by counts over runs of the last axis that begin at `first`; NaN where all is NaN."""
-    known = ~np.isnan(values) & (counts > 0)
+    known = ~np.isnan(values)
     with np.errstate(invalid="ignore", divide="ignore"):
         weighted = np.multiply(values, counts, where=known, out=np.zeros_like(values))
         return np.add.reduceat(weighted, first, axis=-1) / np.add.reduceat(

@@ -47,7 +47,14 @@ REFUSED_TYPES = {
     "blt": "works on bytes and patches, not on tokens",
 }
 
-_STATE_KEYS = ("mamba_d_state", "mamba_d_conv", "ssm_cfg", "linear_conv_kernel_dim", "conv_L_cache", "ssm_state_size")
+_STATE_KEYS = (
+    "mamba_d_state",
+    "mamba_d_conv",
+    "ssm_cfg",
+    "linear_conv_kernel_dim",
+    "conv_L_cache",
+    "ssm_state_size",
+)
 _MULTIMODAL_KEYS = ("vision_config", "audio_config", "text_config", "speech_config", "thinker_config")
 _LAYERS_ALLOWED = {"full_attention", "sliding_attention"}
 

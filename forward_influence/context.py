@@ -37,7 +37,9 @@ def context_limit(config: Any) -> int | None:
     return next((int(value) for value in values if value), None)
 
 
-def plan_context(config: Any, extend_context: str | None = None, target_length: int | None = None) -> ContextPlan:
+def plan_context(
+    config: Any, extend_context: str | None = None, target_length: int | None = None
+) -> ContextPlan:
     """Decide how the model is loaded so that `target_length` tokens fit. Nothing is changed unasked.
 
     ``"yarn"`` rescales the rotary frequencies by target / limit (YaRN, arXiv 2309.00071, sections 3.2
@@ -61,9 +63,7 @@ def plan_context(config: Any, extend_context: str | None = None, target_length: 
         return ContextPlan(config, limit, notice=f"The context was not extended: {fits}.")
     extended = copy.deepcopy(config)
     parameters = _plain_rope(extended)
-    parameters.update(
-        rope_type="yarn", factor=target_length / limit, original_max_position_embeddings=limit
-    )
+    parameters.update(rope_type="yarn", factor=target_length / limit, original_max_position_embeddings=limit)
     extended.max_position_embeddings = target_length
     return ContextPlan(
         extended,
@@ -101,7 +101,9 @@ def _plain_rope(config: Any) -> dict:
         parameters = parameters["full_attention"]
     kind = parameters.get("rope_type", parameters.get("type")) if parameters else None
     if kind != "default":
-        what = f"already scales its rotary embedding ({kind})" if kind else "has no rotary embedding to rescale"
+        what = (
+            f"already scales its rotary embedding ({kind})" if kind else "has no rotary embedding to rescale"
+        )
         raise UserError(
             f"The context of a {config.model_type!r} model cannot be extended, because it {what}; "
             "leave out --extend-context and take a shorter horizon."

@@ -112,7 +112,9 @@ def snapshot(repo_id: str, *, offline: bool, notify=print_notice) -> Path:
         return _download(repo_id, allow_patterns=_SMALL_FILES)
     if folder := cached_snapshot(repo_id):
         if not quiet:
-            notify(f"The hub cannot be reached: {repo_id} is taken from the local cache ({folder.name[:12]}).")
+            notify(
+                f"The hub cannot be reached: {repo_id} is taken from the local cache ({folder.name[:12]})."
+            )
         return folder
     why = "is not in the local hub cache, and offline work was asked for"
     if not quiet:

@@ -119,6 +119,8 @@ def load_model(
         notices.append(message)
         notify(message)
 
+    if isinstance(model, ModelSource) and tokenizer is not None:
+        raise UserError("a resolved model brings its tokenizer; give tokenizer to resolve_model instead.")
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
     attention = resolve_attention(attention, device)

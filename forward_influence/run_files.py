@@ -120,6 +120,12 @@ def write_header(path: Path, spec: RunSpec, provenance: dict) -> None:
     else:
         header = {"schema": SCHEMA_VERSION, "spec": spec.to_dict(), "hash": spec.hash()}
         header |= {"provenance": provenance, "resumed": []}
+    replace_header(path, header)
+
+
+def replace_header(path: Path, header: dict) -> None:
+    """Write run.json; a kill leaves the old one or the new one."""
+    file = path / RUN_JSON
     text = json.dumps(header, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     temporary = file.with_name(f"{RUN_JSON}.tmp")
     with open(temporary, "w", encoding="utf-8") as handle:

@@ -18,6 +18,7 @@ from forward_influence.run_files import (
     move_aside,
     read_header,
     repair,
+    replace_header,
     scan,
     write_header,
 )
@@ -120,6 +121,12 @@ class RunFolder:
             check_text(texts, row, self.path)
         self._write("".join(dumps_row(row) + "\n" for row in rows).encode())
         self._done, self._failed, self._texts = done, failed, texts
+
+    def note(self, facts: dict) -> None:
+        """Add facts that were not known at the start to the provenance of this invocation."""
+        header = read_header(self.path)
+        (header["resumed"][-1] if header["resumed"] else header["provenance"]).update(facts)
+        replace_header(self.path, header)
 
     def rows(self) -> list[dict]:
         """All rows on disk, in the order in which they were written."""

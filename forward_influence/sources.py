@@ -136,7 +136,7 @@ def _from_gguf(path: Path, name: str, options: dict) -> ModelSource:
 
 
 def _from_folder(folder: Path, options: dict) -> ModelSource:
-    _read_config(folder)
+    _refuse_by_file(folder, str(folder))
     if origin := hub.repo_of_snapshot(folder):
         repo_id, commit = origin
         name, identity = repo_id.split("/")[-1], f"hub:{repo_id}@{commit}"
@@ -147,25 +147,24 @@ def _from_folder(folder: Path, options: dict) -> ModelSource:
 
 def _from_hub(repo_id: str, options: dict, notify: Callable[[str], None]) -> ModelSource:
     folder = hub.snapshot(repo_id, offline=options["offline"], notify=notify)
-    _read_config(folder)
+    _refuse_by_file(folder, repo_id)
     identity = f"hub:{repo_id}@{folder.name}"
     return _finish(repo_id.split("/")[-1], "hub", repo_id, identity, folder, str(folder), options)
 
 
-def _read_config(folder: Path) -> dict:
-    """The contents of ``config.json``, refused early: libraries know fewer architectures than we refuse."""
+def _refuse_by_file(folder: Path, label: str) -> None:
+    """Read ``config.json`` ourselves first: transformers does not know every architecture we refuse by name."""
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(
-            f"{str(folder)!r} has no config.json; give a folder written by save_pretrained, a GGUF file, "
+            f"{label!r} has no config.json; give a folder written by save_pretrained, a GGUF file, "
             f"an alias ({', '.join(ALIASES)}) or a hub id."
         )
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{str(file)!r} is not valid JSON ({error}); fetch it again.") from error
-    refuse_unsupported(config, folder.name)
-    return config
+    refuse_unsupported(config, label)
 
 
 def _finish(

@@ -157,8 +157,10 @@ def _run(plan: Plan, model, *, offline: bool, batch: int | None, fresh: bool, qu
 
     facts = provenance(
         requested=plan.requested, device=plan.device, dtype=plan.dtype, batch=batch, corpus=plan.corpus,
-        model={"name": plan.source.name, "path": str(plan.source.path)}, selectors=list(plan.selectors),
+        model={"name": plan.source.name, "path": str(plan.source.path)},
         tokenizer_adds_bos=plan.tokenizer.bos, notices=list(plan.notices),
+        planned={"documents": len(plan.documents), "selectors": list(plan.selectors),
+                 "rows": (len(plan.documents) + len(plan.short)) * len(plan.selectors)},
     )  # fmt: skip
     with RunFolder.open(plan.out, plan.spec, facts, fresh=fresh) as folder:
         done = folder.done()

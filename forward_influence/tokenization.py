@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from forward_influence.errors import UserError
 from forward_influence.gguf_header import GGUFHeader, read_header
-from forward_influence.gguf_tokenizer import is_trusted, tokenizer_folder
+from forward_influence.gguf_tokenizer import PROBE, is_trusted, tokenizer_folder
 from forward_influence.quiet import print_notice, quiet_libraries
 
 if TYPE_CHECKING:
     from forward_influence.sources import ModelSource
-
-#: Text on which tokenizers with one vocabulary but other rules differ: digits, blanks, accents,
-#: capitals, other scripts, characters outside every vocabulary, line ends.
-PROBE = "Hello  World\n\n1. In 2024 it's naïve: 3.14 × x²\n\tdef f(a_b):\r\n 東京 😀 ﬁn…\u00a0END  "
 
 #: Share of a GGUF file's vocabulary that a tokenizer given beside it must spell alike.
 _SAME_VOCABULARY = 0.9

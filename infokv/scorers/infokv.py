@@ -14,7 +14,10 @@ from infokv.signals import TokenSignals, signal
 
 @dataclass(frozen=True)
 class InfoKV(Scorer):
-    """``alpha * A + (1 - alpha) * softmax((D + tau) * H)``, both terms distributions over the candidates.
+    """Attention mixed with predictive entropy, both as distributions over the candidates.
+
+    ``alpha * A + (1 - alpha) * softmax((D + tau) * H)`` with window attention A, entropy H and, per layer,
+    representation evolution D.
 
     Parameters
     ----------

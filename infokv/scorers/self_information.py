@@ -13,7 +13,7 @@ from infokv.signals import TokenSignals
 
 @dataclass(frozen=True)
 class SelfInformation(Scorer):
-    """``-ln p(token | earlier tokens)``, one value per token for all layers and heads.
+    """Tokens that were surprising: minus the log-probability of each, given those before it.
 
     Notes
     -----

@@ -260,8 +260,8 @@ def test_pairing_removes_what_the_documents_share(measured):
 
 
 def test_infinite_differences_are_infinite_undefined_ones_are_counted(measured):
-    low = {"x": [0.1] * 4, "y": [0.2] * 4}
-    high = {"x": [inf] * 4, "y": [0.2] * 4}
+    low = {"x": [0.1] * 4, "y": [0.2] * 4, "z": [0.3] * 4}
+    high = low | {"x": [inf] * 4}
     table = band_table(measured({"a": high, "b": low, "c": high}), [(0, 4)]).set_index(["a", "b"])
     assert table.loc[("a", "b"), "difference"] == inf
     assert table.loc[("b", "c"), "low"] == -inf

@@ -1,0 +1,107 @@
+"""``forward-influence show``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+#: Seconds between looks at a growing run.
+_PAUSE = 5.0
+
+
+def command(
+    run: Annotated[
+        list[Path] | None, Argument(help="Run folders that form one run. Default: the newest under runs/.")
+    ] = None,
+    follow: Annotated[bool, Option("--follow", help="Print each row as it comes, until the run is whole.")] = False,
+    export: Annotated[Path | None, Option(help="Write the tidy table to this .csv or .parquet file.")] = None,
+    debug: Annotated[bool, Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Say what was run, how far it is, and the key numbers."""
+    from forward_influence.analysis.frames import open_runs
+
+    paths = tuple(run or ())
+    if follow:
+        _follow(paths)
+    runs = open_runs(*paths)
+    print(describe(runs))
+    if any(row["status"] == "ok" for row in runs.rows):
+        print(numbers(runs))
+    if export is not None:
+        print(runs.export(export))
+
+
+def describe(runs) -> str:
+    """What was run and how far it is, in a few lines."""
+    spec, facts = runs.spec, runs.runs[-1].provenance
+    counts = {status: sum(row["status"] == status for row in runs.rows) for status in ("ok", "skipped", "failed")}
+    lines = [
+        f"run        {', '.join(str(one.path) for one in runs.runs)} (hash {runs.hash[:8]})",
+        f"model      {facts.get('model', {}).get('name', '?')} ({spec.model[:40]}), {spec.dtype}",
+        f"data       {facts.get('corpus', {}).get('name', '?')} ({spec.data[:40]})",
+        f"study      prefix {spec.prefix}, horizon {spec.horizon}, fraction {spec.fraction}, chunk {spec.chunk}, "
+        f"candidates {spec.sinks} to {spec.prefix - spec.recent - 1}, seed {spec.seed}",
+        f"rows       {counts['ok']} measured, {counts['skipped']} skipped, {counts['failed']} failed"
+        f" of {planned(runs)} planned",
+    ]
+    reasons = {row["reason"] for row in runs.rows if row["status"] == "failed"}
+    lines += [f"failed     {reason}" for reason in sorted(reasons)]
+    if spec.extend_context:
+        lines.append(f"context    extended by {spec.extend_context}: beyond what the model was trained for")
+    return "\n".join(lines)
+
+
+def planned(runs) -> int:
+    """Rows that the run will have, as far as its invocations said; at least those that are there."""
+    facts = [one for run in runs.runs for one in (run.provenance, *run.resumed)]
+    by_run: dict[tuple, int] = {}
+    for one in facts:
+        plan = one.get("planned", {})
+        key = (tuple(plan.get("selectors", ())), plan.get("documents"), one.get("requested", {}).get("shard"))
+        by_run[key] = plan.get("rows", 0)
+    return max(len(runs.rows), sum(by_run.values()) if len(runs.runs) > 1 else max(by_run.values(), default=0))
+
+
+def numbers(runs) -> str:
+    """Key numbers per selector, and the differences between selectors per band."""
+    from forward_influence.analysis.bands import band_table
+    from forward_influence.analysis.stats import summary_table
+
+    summary = summary_table(runs)
+    near, far = summary.near_stop.iloc[0], (summary.far_start.iloc[0], summary.far_stop.iloc[0])
+    shown = summary[
+        ["selector", "n_removed", "n_documents", "kl_mean", "kl_near", "kl_far", "q50", "q99", "max", "delta_nll",
+         "top1_changed"]
+    ].rename(columns={"kl_near": f"kl 0-{near}", "kl_far": f"kl {far[0]}-{far[1]}"})  # fmt: skip
+    parts = ["", "KL in nats (kl_mean: mean over documents; q50 to max: over all offsets)",
+             shown.to_string(index=False, float_format=_short)]  # fmt: skip
+    bands = band_table(runs)
+    if len(bands) and (bands.n_documents > 1).any():
+        bands = bands[["a", "b", "band_start", "band_stop", "difference", "low", "high", "n_documents"]]
+        parts += ["", "Differences of mean KL, a minus b, with paired 95% intervals over documents",
+                  bands.to_string(index=False, float_format=_short)]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _follow(paths: tuple[Path, ...]) -> None:
+    """Print rows as they are written, until all planned ones are there."""
+    from forward_influence.analysis.frames import open_runs
+
+    told = 0
+    while True:
+        runs = open_runs(*paths)
+        for row in runs.rows[told:]:
+            kl = sum(c * k for c, k in zip(row["chunk_count"], row["kl_mean"])) / max(1, sum(row["chunk_count"]))
+            value = f"mean KL {kl:.3g} nats" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
+            print(f"{row['document']}  {row['selector']}  {value}", flush=True)
+        told = len(runs.rows)
+        if told >= planned(runs):
+            return
+        time.sleep(_PAUSE)

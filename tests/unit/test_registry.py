@@ -1,0 +1,149 @@
+"""The grammar of selectors and methods, and its sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infokv.errors import Refused
+from infokv.registry import Registry, convert, parse_parameters
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A thing."""
+
+    size: int = 3
+    share: float = 0.5
+    k: int | None = 7
+    on: bool = True
+    word: str = "a"
+
+
+@pytest.fixture
+def registry():
+    registry = Registry("thing", "no.such.group")
+    registry.register("thing")(Thing)
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("thing", Thing()),
+        ("thing:size=4", Thing(size=4)),
+        ("thing:share=1,size=4", Thing(size=4, share=1.0)),
+        ("thing:k=none", Thing(k=None)),
+        ("thing:k=None,on=false,word=b", Thing(k=None, on=False, word="b")),
+        ("thing: size = 4 ", Thing(size=4)),
+    ],
+)
+def test_texts(registry, text, expected):
+    assert registry.create(text) == expected
+
+
+def test_class_path_with_and_without_parameters(registry):
+    other = Registry("scorer", "no.such.group")
+    made = other.create("infokv.scorers.random:Random:seed=3")
+    assert type(made).__name__ == "Random"
+    assert made.seed == 3
+    assert other.canonical(made) == "infokv.scorers.random:Random:seed=3"
+    assert other.create("infokv.scorers.random:Random").seed == 0
+
+
+def test_json_file(registry, tmp_path):
+    file = tmp_path / "tuned.json"
+    file.write_text('{"share": 1, "k": null}')
+    assert registry.create(f"thing:{file}") == Thing(share=1.0, k=None)
+    file.write_text("[1]")
+    with pytest.raises(Refused, match="an object of parameters is needed"):
+        registry.create(f"thing:{file}")
+    file.write_text('{"share": true}')
+    with pytest.raises(Refused, match="thing:share=True: the value must be float"):
+        registry.create(f"thing:{file}")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("thin", "did you mean 'thing'"),
+        ("zzzzzz", "There are|there are"),
+        ("thing:sise=3", "no parameter 'sise'; did you mean 'size'"),
+        ("thing:size=x", "thing:size=x: the value must be int"),
+        ("thing:size=none", "the value must be int"),
+        ("thing:on=maybe", "the value must be bool"),
+        ("thing:size", "come key=value pairs or a .json file"),
+        ("thing:size=1,size=2", "'size' is given twice"),
+        ("thing:=1", "is not key=value"),
+        ("thing:nowhere.json", "cannot be read"),
+        ("no.module:Thing", "cannot be imported"),
+        ("infokv.registry:nothing", "cannot be imported"),
+        ("infokv.registry:convert", "not a class"),
+        ("infokv.registry", "names a module but no class"),
+    ],
+)
+def test_sentences(registry, text, sentence):
+    with pytest.raises(Refused, match=sentence) as caught:
+        registry.create(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_collision_is_an_error_and_the_same_definition_is_none(registry):
+    registry.register("thing")(Thing)
+    with pytest.raises(Refused, match="is taken by"):
+        registry.register("thing")(Registry)
+    with pytest.raises(Refused, match="register a class"):
+        registry.register("instance")(Thing())
+    with pytest.raises(Refused, match="cannot name a thing"):
+        registry.register("a:b")
+
+
+def test_unknown_name_lists_all_names(registry):
+    with pytest.raises(Refused, match=r"There is no thing 'x'; there are: thing\."):
+        registry.get("x")
+
+
+things = st.builds(
+    Thing,
+    size=st.integers(-99, 99),
+    share=st.floats(allow_nan=False, allow_infinity=False),
+    k=st.none() | st.integers(0, 9),
+    on=st.booleans(),
+    word=st.text("abc-", min_size=1),
+)
+
+
+@given(things)
+def test_canonical_text_makes_an_equal_object(thing):
+    registry = Registry("thing", "no.such.group")
+    registry.register("thing")(Thing)
+    text = registry.canonical(thing)
+    assert registry.create(text) == thing
+    assert registry.canonical(registry.create(text)) == text
+
+
+def test_conversion_keeps_bool_and_int_apart():
+    assert convert(3, float, "x") == 3.0
+    with pytest.raises(Refused):
+        convert(True, int, "x")
+    with pytest.raises(Refused):
+        convert(1, bool, "x")
+    assert parse_parameters("a=1,b=x=y", "n") == {"a": "1", "b": "x=y"}
+
+
+def test_entry_points_of_other_packages_are_found(monkeypatch):
+    import infokv.registry as module
+
+    class Point:
+        name, value = "foreign", "infokv.scorers.random:Random"
+
+    monkeypatch.setattr(module, "entry_points", lambda group: [Point()] if group == "some.group" else [])
+    registry = Registry("scorer", "some.group")
+    assert registry.names() == ["foreign"]
+    assert registry.create("foreign:seed=4").seed == 4
+    clash = Registry("scorer", "some.group", {"foreign": "infokv.scorers.random:Random"})
+    with pytest.raises(Refused, match="is taken twice"):
+        clash.names()
