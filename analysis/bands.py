@@ -62,8 +62,7 @@ def band_table(
     # A document that does not reach a band's end has NaN there, and so has its mean.
     nobody = np.full(panel.kl.shape[:2], np.nan)
     means = [
-        panel.kl[:, :, start:stop].mean(axis=-1) if stop <= panel.kl.shape[-1] else nobody
-        for start, stop in bands
+        panel.kl[:, :, start:stop].mean(axis=-1) if stop <= panel.kl.shape[-1] else nobody for start, stop in bands
     ]
     lines, differences = [], []
     for i, j in combinations(range(len(panel.selectors)), 2):

@@ -127,9 +127,7 @@ def _writing(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise UserError(
-            f"Cannot write {str(path)!r} ({error.strerror}); give another place for the figure."
-        ) from error
+        raise UserError(f"Cannot write {str(path)!r} ({error.strerror}); give another place for the figure.") from error
 
 
 def _draw(table: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) -> Figure:
@@ -161,9 +159,7 @@ def _draw(table: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
         lowest.xaxis.set_minor_locator(NullLocator())
         lowest.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         figure.legend(handles=handles, loc="outside right upper", frameon=False)
-        figure.supxlabel(
-            _caption(table, plain, counts, runs), x=0.01, ha="left", fontsize="small", color="0.25"
-        )
+        figure.supxlabel(_caption(table, plain, counts, runs), x=0.01, ha="left", fontsize="small", color="0.25")
         seaborn.despine(figure)
     return figure
 
@@ -251,9 +247,7 @@ def _title(runs: Runs) -> str:
     return f"Forward Influence of {k:,} of {spec.prefix:,} prefix tokens ({share})"
 
 
-def _caption(
-    table: pandas.DataFrame, curves: dict[str, pandas.DataFrame], counts: pandas.Series, runs: Runs
-) -> str:
+def _caption(table: pandas.DataFrame, curves: dict[str, pandas.DataFrame], counts: pandas.Series, runs: Runs) -> str:
     spec = runs.spec
     first, last = counts.iloc[0], counts.iloc[-1]
     number = f"{first} to {last}" if counts.nunique() > 1 else f"{first}"

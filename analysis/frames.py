@@ -111,9 +111,7 @@ class Runs:
         frame = frame.astype(dict.fromkeys(floats, "float64"))
         for name in (*integers, "n_removed", "n_tokens"):
             frame[name] = frame[name].fillna(0).astype("int64")
-        frame.insert(
-            frame.columns.get_loc("chunk_count"), "chunk_stop", frame.chunk_start + frame.chunk_count
-        )
+        frame.insert(frame.columns.get_loc("chunk_count"), "chunk_stop", frame.chunk_start + frame.chunk_count)
         return frame.assign(**{name: getattr(self.spec, name) for name in _SPEC_COLUMNS}, hash=self.hash)
 
     def export(self, target: str | Path, status: Collection[str] = ("ok",)) -> list[Path]:

@@ -58,9 +58,7 @@ class Panel:
     def index(self, selector: str) -> int:
         """Position of a selector; a UserError names those that were measured."""
         if selector not in self.selectors:
-            raise UserError(
-                f"Selector {selector!r} was not measured in this run; it has {', '.join(self.selectors)}."
-            )
+            raise UserError(f"Selector {selector!r} was not measured in this run; it has {', '.join(self.selectors)}.")
         return self.selectors.index(selector)
 
 
@@ -119,6 +117,4 @@ def merged_means(values: np.ndarray, counts: np.ndarray, first: Sequence[int]) -
     known = ~np.isnan(values)
     with np.errstate(invalid="ignore", divide="ignore"):
         weighted = np.multiply(values, counts, where=known, out=np.zeros_like(values))
-        return np.add.reduceat(weighted, first, axis=-1) / np.add.reduceat(
-            np.where(known, counts, 0), first, axis=-1
-        )
+        return np.add.reduceat(weighted, first, axis=-1) / np.add.reduceat(np.where(known, counts, 0), first, axis=-1)

@@ -34,7 +34,8 @@ def _run(arguments: list[str]) -> int:
         sys.stderr.close()
         return 0
     except TyperException as error:
-        print(f"error: {getattr(error, 'format_message', lambda: str(error))()}", file=sys.stderr)
+        sentence = error.format_message() if hasattr(error, "format_message") else str(error)
+        print(f"error: {sentence}", file=sys.stderr)
         return REFUSED
     except Exception as error:
         if debug:

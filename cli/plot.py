@@ -14,9 +14,7 @@ def command(
     ] = None,
     selector: Annotated[list[str] | None, Option(help="Curves to draw. Default: all.")] = None,
     out: Annotated[Path | None, Option(help="Stem of the files. Default: figure2 in the run folder.")] = None,
-    format: Annotated[
-        list[str] | None, Option(help="png, pdf or svg; may be repeated. Default: all three.")
-    ] = None,
+    format: Annotated[list[str] | None, Option(help="png, pdf or svg; may be repeated. Default: all three.")] = None,
     debug: Annotated[bool, Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Draw KL against the horizon, one curve per selector; the table behind it is saved as CSV beside it."""

@@ -46,9 +46,7 @@ def load_arxiv(
             )
         rows = _download(split)
     if "article" not in rows.column_names:
-        raise DataError(
-            f"{REPOSITORY} has no field 'article' but {', '.join(rows.column_names)}; {_ELSEWHERE}."
-        )
+        raise DataError(f"{REPOSITORY} has no field 'article' but {', '.join(rows.column_names)}; {_ELSEWHERE}.")
     return RecordCorpus(
         name="arxiv",
         identity=_identity(rows),

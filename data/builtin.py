@@ -70,8 +70,7 @@ class BuiltinCorpus(Corpus):
             )
         stem = f"builtin-{_sha(self.text)[:8]}"
         pieces = {
-            f"{stem}-{index:04d}": (*prefix, *tokens[index * step : (index + 1) * step])
-            for index in range(count)
+            f"{stem}-{index:04d}": (*prefix, *tokens[index * step : (index + 1) * step]) for index in range(count)
         }
         return TokenizedDocuments(
             [(name, partial(pieces.__getitem__, name)) for name in seeded_order(pieces, self.seed)]

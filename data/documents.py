@@ -138,9 +138,7 @@ class RecordCorpus(Corpus):
             yield Document(name, read())
 
     def tokenized(self, encode: Encode, length: int) -> TokenizedDocuments:
-        return TokenizedDocuments(
-            [(name, partial(_read_and_encode, read, encode)) for name, read in self._ordered()]
-        )
+        return TokenizedDocuments([(name, partial(_read_and_encode, read, encode)) for name, read in self._ordered()])
 
     def _ordered(self) -> list[tuple[str, Callable[[], str]]]:
         readers = dict(self.entries)

@@ -120,8 +120,7 @@ def _check_names(named: list[str | os.PathLike]) -> None:
     for name in named:
         if name in _NAMES and len(named) > 1:
             raise DataError(
-                f"Corpus {name!r} cannot be joined with other data; name it alone, or ./{name} for a file "
-                "of that name."
+                f"Corpus {name!r} cannot be joined with other data; name it alone, or ./{name} for a file of that name."
             )
         if not os.path.exists(os.path.expanduser(name)):
             near = difflib.get_close_matches(str(name), _NAMES, n=1)

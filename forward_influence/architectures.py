@@ -17,33 +17,39 @@ _SEQ2SEQ = "is an encoder-decoder"
 _MULTIMODAL = "takes more than text"
 _SELECTS = "chooses the keys of each query itself (sparse, chunked or compressed attention)"
 
+
+def _types(reason: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), reason)
+
+
 #: model_type, or a GGUF file's architecture -> why it is refused.
 REFUSED_TYPES = {
-    **dict.fromkeys(
-        "bailing_hybrid bamba falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear lfm2 lfm2_moe lfm3 mamba "
-        "mamba2 minimax nemotron_h olmo_hybrid plamo2 qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen3_next "
-        "qwen4_exp qwen4_exp_text recurrent_gemma retnet rwkv rwkv6 rwkv7 xlstm zamba zamba2 zaya "
-        "arwkv7 falcon-h1 granitehybrid kimi-linear lfm2moe qwen35 qwen35moe qwen3next rwkv6qwen2".split(),
+    **_types(
         _STATE,
+        """arwkv7 bailing_hybrid bamba falcon-h1 falcon_h1 falcon_mamba granitehybrid granitemoehybrid jamba
+        kimi-linear kimi_linear lfm2 lfm2_moe lfm2moe lfm3 mamba mamba2 minimax nemotron_h olmo_hybrid plamo2
+        qwen35 qwen35moe qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen3next qwen4_exp
+        qwen4_exp_text recurrent_gemma retnet rwkv rwkv6 rwkv6qwen2 rwkv7 xlstm zamba zamba2 zaya""",
     ),
-    **dict.fromkeys("bloom mpt baichuan xlm xlnet".split(), _ALIBI),
-    **dict.fromkeys(
-        "axk1 axk2 deepseek2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe_lite glm_moe_dsa "
-        "longcat_flash minicpm3 sarvam_mla youtu".split(),
+    **_types(_ALIBI, "baichuan bloom mpt xlm xlnet"),
+    **_types(
         _LATENT,
+        """axk1 axk2 deepseek2 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 glm4_moe_lite glm_moe_dsa
+        longcat_flash minicpm3 sarvam_mla youtu""",
     ),
-    **dict.fromkeys(
-        "albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2 distilbert electra ernie "
-        "jina-bert-v2 megatron-bert modernbert mpnet nomic-bert nomic_bert rembert roberta roberta-prelayernorm roc_bert roformer xmod "
-        "xlm-roberta xlm-roberta-xl".split(),
+    **_types(
         _BIDIRECTIONAL,
+        """albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2 distilbert electra
+        ernie jina-bert-v2 megatron-bert modernbert mpnet nomic-bert nomic_bert rembert roberta
+        roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod""",
     ),
-    **dict.fromkeys(
-        "bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart mt5 mvp pegasus "
-        "pegasus_x plbart prophetnet seamless_m4t switch_transformers t5 t5encoder t5gemma trocr umt5 whisper".split(),
+    **_types(
         _SEQ2SEQ,
+        """bart bigbird_pegasus blenderbot blenderbot-small fsmt led longt5 m2m_100 marian mbart mt5 mvp
+        pegasus pegasus_x plbart prophetnet seamless_m4t switch_transformers t5 t5encoder t5gemma trocr umt5
+        whisper""",
     ),
-    **dict.fromkeys("llama4 llama4_text reformer doge cpmant".split(), _SELECTS),
+    **_types(_SELECTS, "cpmant doge llama4 llama4_text reformer"),
     "blt": "works on bytes and patches, not on tokens",
 }
 
@@ -51,9 +57,9 @@ _STATE_KEYS = (
     "mamba_d_state",
     "mamba_d_conv",
     "ssm_cfg",
+    "ssm_state_size",
     "linear_conv_kernel_dim",
     "conv_L_cache",
-    "ssm_state_size",
 )
 _MULTIMODAL_KEYS = ("vision_config", "audio_config", "text_config", "speech_config", "thinker_config")
 _LAYERS_ALLOWED = {"full_attention", "sliding_attention"}

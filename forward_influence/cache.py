@@ -57,8 +57,8 @@ def publish(target: Path, build: Callable[[Path], None]) -> Path:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise UserError(
-            f"cache folder {str(target.parent)!r} cannot be written ({error.strerror or error}); free some space "
-            "or name another folder in FORWARD_INFLUENCE_CACHE."
+            f"cache folder {str(target.parent)!r} cannot be written ({error.strerror or error}); free "
+            "some space or name another folder in FORWARD_INFLUENCE_CACHE."
         ) from error
     return target
 

@@ -37,9 +37,7 @@ def context_limit(config: Any) -> int | None:
     return next((int(value) for value in values if value), None)
 
 
-def plan_context(
-    config: Any, extend_context: str | None = None, target_length: int | None = None
-) -> ContextPlan:
+def plan_context(config: Any, extend_context: str | None = None, target_length: int | None = None) -> ContextPlan:
     """Decide how the model is loaded so that `target_length` tokens fit. Nothing is changed unasked.
 
     ``"yarn"`` rescales the rotary frequencies by target / limit (YaRN, arXiv 2309.00071, sections 3.2
@@ -89,9 +87,7 @@ def verify_extension(model: Any, method: str | None) -> None:
         kind = getattr(module, "rope_type", ())
         kinds += kind.values() if isinstance(kind, dict) else [kind]
     if "yarn" not in kinds:
-        raise UserError(
-            f"{type(model).__name__} ignores YaRN; leave out --extend-context and take a shorter horizon."
-        )
+        raise UserError(f"{type(model).__name__} ignores YaRN; leave out --extend-context and take a shorter horizon.")
 
 
 def _plain_rope(config: Any) -> dict:
@@ -101,9 +97,7 @@ def _plain_rope(config: Any) -> dict:
         parameters = parameters["full_attention"]
     kind = parameters.get("rope_type", parameters.get("type")) if parameters else None
     if kind != "default":
-        what = (
-            f"already scales its rotary embedding ({kind})" if kind else "has no rotary embedding to rescale"
-        )
+        what = f"already scales its rotary embedding ({kind})" if kind else "has no rotary embedding to rescale"
         raise UserError(
             f"The context of a {config.model_type!r} model cannot be extended, because it {what}; "
             "leave out --extend-context and take a shorter horizon."

@@ -151,7 +151,14 @@ def _numbers(comparison: Comparison, index: int, chunk: int) -> dict:
     """Chunk means of one row of a comparison."""
     kl, nll, changed = comparison.kl[index], comparison.delta_nll[index], comparison.top1_changed[index]
     starts = list(range(0, len(kl), chunk))
-    out = {"chunk_start": starts, "chunk_count": [], "kl_mean": [], "delta_nll": [], "nll_count": [], "top1_changed": []}
+    out = {
+        "chunk_start": starts,
+        "chunk_count": [],
+        "kl_mean": [],
+        "delta_nll": [],
+        "nll_count": [],
+        "top1_changed": [],
+    }
     for start in starts:
         part = slice(start, start + chunk)
         known = nll[part][~nll[part].isnan()]

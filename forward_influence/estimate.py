@@ -102,7 +102,11 @@ def estimate(plan, *, rows_pending: int, chunk_size: int) -> Estimate:
     horizon = max(lengths)
     mean_horizon = sum(lengths) / len(lengths)
     need = memory_need(
-        config, prefix=spec.prefix, horizon=horizon, chunk_size=chunk_size, element_size=_ELEMENT_SIZE[plan.dtype]
+        config,
+        prefix=spec.prefix,
+        horizon=horizon,
+        chunk_size=chunk_size,
+        element_size=_ELEMENT_SIZE[plan.dtype],
     )
     documents = rows_pending / len(plan.selectors)
     row_tokens = (rows_pending + documents) * mean_horizon  # the reference is a row as well

@@ -39,8 +39,8 @@ def folder_fingerprint(folder: Path) -> str:
             digest.update(file_sha256(file).encode())
     else:
         raise UserError(
-            f"{str(folder)!r} has no *.safetensors or *.bin weights; give a folder written by save_pretrained, "
-            "a GGUF file, an alias or a hub id."
+            f"{str(folder)!r} has no *.safetensors or *.bin weights; give a folder written by "
+            "save_pretrained, a GGUF file, an alias or a hub id."
         )
     return digest.hexdigest()[:32]
 
@@ -60,9 +60,7 @@ def _add_samples(digest, files: list[Path]) -> None:
             for index in _positions(piece.get_shape(), count):
                 digest.update(_bytes(piece, index))
     except SafetensorError as error:
-        raise UserError(
-            f"the weights in {str(files[0].parent)!r} are damaged ({error}); fetch them again."
-        ) from error
+        raise UserError(f"the weights in {str(files[0].parent)!r} are damaged ({error}); fetch them again.") from error
 
 
 def _positions(shape: list[int], count: int) -> list[tuple[int, ...]]:

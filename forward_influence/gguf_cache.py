@@ -82,8 +82,8 @@ def _read_config(header: GGUFHeader) -> Any:
             config = AutoConfig.from_pretrained(folder, gguf_file="header.gguf", local_files_only=True)
         except (ValueError, KeyError, NotImplementedError) as error:
             raise UserError(
-                f"{str(header.path)!r} is a GGUF file of architecture {header.architecture!r}, which transformers "
-                "cannot read; give the original model folder instead."
+                f"{str(header.path)!r} is a GGUF file of architecture {header.architecture!r}, which "
+                "transformers cannot read; give the original model folder instead."
             ) from error
     config.vocab_size = header.vocab_size
     return config
@@ -168,11 +168,7 @@ def _convert(header: GGUFHeader, config_path: Path, folder: Path) -> None:
         )["tensors"]
         missing = model.load_state_dict(tensors, strict=False).missing_keys
         model.tie_weights()
-        tied = (
-            model.lm_head.weight is model.get_input_embeddings().weight
-            if hasattr(model, "lm_head")
-            else False
-        )
+        tied = model.lm_head.weight is model.get_input_embeddings().weight if hasattr(model, "lm_head") else False
         missing = [name for name in missing if not (tied and name == "lm_head.weight")]
         if missing:
             raise UserError(

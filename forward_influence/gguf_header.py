@@ -103,13 +103,9 @@ def read_header(path: Path) -> GGUFHeader:
             f"{str(path)!r} is no GGUF file of version 2 or 3, or it is damaged ({error}); fetch it again."
         ) from error
     if header.values.get("split.count", 1) > 1:
-        raise UserError(
-            f"{str(path)!r} is one part of a split model; merge the parts into one GGUF file first."
-        )
+        raise UserError(f"{str(path)!r} is one part of a split model; merge the parts into one GGUF file first.")
     if missing > 0:
-        raise UserError(
-            f"{str(path)!r} is cut short: {missing} bytes of its weights are missing; fetch it again."
-        )
+        raise UserError(f"{str(path)!r} is cut short: {missing} bytes of its weights are missing; fetch it again.")
     return header
 
 

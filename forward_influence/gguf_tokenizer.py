@@ -65,8 +65,8 @@ def _build(header: GGUFHeader, folder: Path) -> None:
         again = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if again.encode(PROBE) != tokenizer.encode(PROBE):
         raise UserError(
-            f"the tokenizer of {str(header.path)!r} changes when transformers saves and loads it; name a folder "
-            "that has it with --tokenizer DIR."
+            f"the tokenizer of {str(header.path)!r} changes when transformers saves and loads it; name a "
+            "folder that has it with --tokenizer DIR."
         )
 
 

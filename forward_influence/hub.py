@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import threading
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -53,7 +53,7 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _accepts_connection(host: str, port: int, timeout: float) -> bool:
     # In a thread: name resolution has a time limit of its own, far above ours, and cannot be given one.
     accepted = threading.Event()
@@ -112,9 +112,7 @@ def snapshot(repo_id: str, *, offline: bool, notify=print_notice) -> Path:
         return _download(repo_id, allow_patterns=_SMALL_FILES)
     if folder := cached_snapshot(repo_id):
         if not quiet:
-            notify(
-                f"The hub cannot be reached: {repo_id} is taken from the local cache ({folder.name[:12]})."
-            )
+            notify(f"The hub cannot be reached: {repo_id} is taken from the local cache ({folder.name[:12]}).")
         return folder
     why = "is not in the local hub cache, and offline work was asked for"
     if not quiet:
@@ -136,8 +134,9 @@ def fetch_weights(repo_id: str, folder: Path, *, offline: bool) -> Path:
             _download(repo_id, revision=folder.name, allow_patterns=[pattern, f"{pattern}.index.json"])
         if any(folder.glob(pattern)):
             return folder
+    where = "on the hub" if fetch else "in the local hub cache"
     raise UserError(
-        f"{repo_id!r} has no *.safetensors or *.bin weights {'on the hub' if fetch else 'in the local hub cache'}; "
+        f"{repo_id!r} has no *.safetensors or *.bin weights {where}; "
         "try again with a network, or give a local folder or GGUF file."
     )
 
@@ -150,6 +149,6 @@ def _download(repo_id: str, **selection) -> Path:
     except Exception as error:  # any failure of the hub client is one sentence to the user
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"{repo_id!r} could not be fetched from {_endpoint()} ({reason[0].rstrip('.')}); check the name and "
-            "your access to it, or give a local folder or GGUF file."
+            f"{repo_id!r} could not be fetched from {_endpoint()} ({reason[0].rstrip('.')}); check the name "
+            "and your access to it, or give a local folder or GGUF file."
         ) from error

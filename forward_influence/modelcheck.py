@@ -13,6 +13,7 @@ import torch
 
 from forward_influence.engine import MaskingEngine, evaluation
 from forward_influence.errors import UserError
+from infokv.attention import attention_named
 from infokv.errors import Refused
 from infokv.prefill import prefill
 
@@ -46,8 +47,10 @@ def check_model(model) -> dict:
     name = type(model).__name__
     try:
         with torch.inference_mode(), evaluation(model):
-            plain = model(ids, use_cache=False).logits[0, _PREFIX:].double()
-            masked = model(ids, attention_mask=_mask(model), use_cache=False).logits[0, _PREFIX:].double()
+            # Eager is the definition of an architecture; fused attentions have dropped soft-caps before.
+            with attention_named(model, "eager"):
+                plain = model(ids, use_cache=False).logits[0, _PREFIX:].double()
+                masked = model(ids, attention_mask=_mask(model), use_cache=False).logits[0, _PREFIX:].double()
             store, _ = prefill(model, ids[:, :_PREFIX], chunk_size=_PREFIX // 2, total_length=_LENGTH)
             engine = MaskingEngine(model, store, ids[:, _PREFIX:], hidden, chunk_size=7)
             ours = torch.cat([part for _, part in engine.logits()], dim=1).double()

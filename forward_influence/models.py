@@ -199,8 +199,8 @@ def _refuse_random_weights(network: Any, info: dict, source: ModelSource) -> Non
     absent = sorted({str(key) for kind in ("missing_keys", "mismatched_keys") for key in info[kind]})
     if absent:
         raise UserError(
-            f"model {source.path!r} lacks {len(absent)} weights of its own configuration (first: {absent[0]}), "
-            "which would be random; fetch it again or choose another model."
+            f"model {source.path!r} lacks {len(absent)} weights of its own configuration (first: "
+            f"{absent[0]}), which would be random; fetch it again or choose another model."
         )
     head, embeddings = network.get_output_embeddings(), network.get_input_embeddings()
     tied = getattr(network.config, "tie_word_embeddings", False)

@@ -87,8 +87,8 @@ def resolve_attention(attention: str | None, device: str = "cpu") -> str | None:
         raise UserError(f"attention {attention!r} is unknown; choose {', '.join(ATTENTIONS)}.")
     if device == "cpu" or importlib.util.find_spec("flash_attn") is None:
         raise UserError(
-            f"attention {attention!r} needs a CUDA device and the package flash-attn, but the device is {device} "
-            "or the package is missing; choose sdpa or eager."
+            f"attention {attention!r} needs a CUDA device and the package flash-attn, but the device is "
+            f"{device} or the package is missing; choose sdpa or eager."
         )
     return attention
 

@@ -31,7 +31,12 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                total=total, unit="row-token", unit_scale=True, file=self._stream, dynamic_ncols=True, smoothing=0.05
+                total=total,
+                unit="row-token",
+                unit_scale=True,
+                file=self._stream,
+                dynamic_ncols=True,
+                smoothing=0.05,
             )
 
     def label(self, text: str) -> None:

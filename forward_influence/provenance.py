@@ -47,7 +47,12 @@ def commit() -> str | None:
 
     def git(*words: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, check=True, timeout=5, env=environment
+            ["git", "-C", str(folder), *words],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=5,
+            env=environment,
         ).stdout.strip()
 
     try:

@@ -114,9 +114,7 @@ class RunFolder:
         for row in rows:
             check_row(row, self._hash)
             if row["key"] in done or row["key"] in failed:
-                raise ValueError(
-                    f"document {row['document']!r} already has a row of selector {row['selector']!r}"
-                )
+                raise ValueError(f"document {row['document']!r} already has a row of selector {row['selector']!r}")
             (failed if row["status"] == "failed" else done).add(row["key"])
             check_text(texts, row, self.path)
         self._write("".join(dumps_row(row) + "\n" for row in rows).encode())

@@ -208,8 +208,7 @@ class Positions(Selector):
         except ValueError as error:
             raise UserError(f"{path!r} is not JSON ({error}).") from error
         fits = isinstance(mapping, dict) and all(
-            isinstance(places, list) and all(type(place) is int for place in places)
-            for places in mapping.values()
+            isinstance(places, list) and all(type(place) is int for place in places) for places in mapping.values()
         )
         if not fits:
             raise UserError(f"{path!r} must be a JSON object of document id to a list of positions.")

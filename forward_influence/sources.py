@@ -124,7 +124,8 @@ def _from_alias(alias: Alias, options: dict, notify: Callable[[str], None]) -> M
         return replace(_from_hub(alias.hub_id, options, notify), name=alias.name)
     except UserError as error:
         raise UserError(
-            f"model {alias.name!r} is not installed, and the hub does not give it; get it with `{alias.install}`."
+            f"model {alias.name!r} is not installed, and neither the hub nor its cache gives it; "
+            f"get it with `{alias.install}`."
         ) from error
 
 
@@ -153,7 +154,7 @@ def _from_hub(repo_id: str, options: dict, notify: Callable[[str], None]) -> Mod
 
 
 def _refuse_by_file(folder: Path, label: str) -> None:
-    """Read ``config.json`` ourselves first: transformers does not know every architecture we refuse by name."""
+    """Refuse by ``config.json`` itself: transformers does not know every architecture we refuse."""
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(

@@ -76,8 +76,8 @@ def load_tokenizer(source: ModelSource, notify: Callable[[str], None] = print_no
         folder = tokenizer_folder(header, source.gguf_sha256)
         if not is_trusted(header):
             notify(
-                f"The tokenizer was rebuilt from {header.path.name}, which may split some text differently from "
-                "the original; name the original's folder with --tokenizer DIR to be sure."
+                f"The tokenizer was rebuilt from {header.path.name}, which may split some text differently "
+                "from the original; name the original's folder with --tokenizer DIR to be sure."
             )
     else:
         folder = Path(source.tokenizer_path)
@@ -100,9 +100,7 @@ def _from_folder(folder: Path, trust_remote_code: bool) -> Any:
 
     try:
         with quiet_libraries():
-            return AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust_remote_code
-            )
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(

@@ -81,17 +81,26 @@ def attached(model, store: TokenStore, listeners: tuple[AttentionListener, ...] 
     if _ACTIVE.get() is not None:
         raise Refused("A token store is attached already; leave that block first.")
     _register()
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
     token = _ACTIVE.set(_Session(store, tuple(listeners)))
     try:
+        with attention_named(model, NAME):
+            yield
+    finally:
+        _ACTIVE.reset(token)
+
+
+@contextlib.contextmanager
+def attention_named(model, name: str) -> Iterator[None]:
+    """Let a model use the attention function of this name inside the block."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    try:
         for config in configs.values():
-            config._attn_implementation = NAME
+            config._attn_implementation = name
         yield
     finally:
-        for config, name in before:
-            config._attn_implementation = name
-        _ACTIVE.reset(token)
+        for config, usual in before:
+            config._attn_implementation = usual
 
 
 def _register() -> None:
@@ -104,9 +113,7 @@ def _register() -> None:
 def _mask(*args, attention_mask=None, use_vmap=False, **kwargs) -> None:
     """No mask tensor: visibility comes from the store. What it cannot express is refused."""
     if attention_mask is not None and not bool(torch.as_tensor(attention_mask).all()):
-        raise Refused(
-            "The batch is padded (its attention mask has zeros); use texts of equal length or one at a time."
-        )
+        raise Refused("The batch is padded (its attention mask has zeros); use texts of equal length or one at a time.")
     if use_vmap:
         raise Refused("This model changes the causal mask by a function of its own, which is not supported.")
     return None

@@ -94,7 +94,9 @@ def check_shape(scorer) -> None:
         assert len(shape) == 3 and shape[0] in (1, layers) and shape[1] in (1, kv_heads) and shape[2] == tokens, (
             f"score gave {list(shape)}; it must be [{layers} or 1, {kv_heads} or 1, {tokens}]."
         )
-        assert scores.dtype == torch.float32, f"score gave {scores.dtype}; it must be float32 whatever the model's dtype."
+        assert scores.dtype == torch.float32, (
+            f"score gave {scores.dtype}; it must be float32 whatever the model's dtype."
+        )
         assert not scores[..., signals.candidates].isnan().any(), "score gave NaN for a candidate."
 
 

@@ -50,10 +50,10 @@ def signal(kind: str, **parameters) -> str:
     defaults = SIGNALS[kind]
     unknown = sorted(set(parameters) - set(defaults))
     if unknown:
-        raise Refused(
-            f"The signal {kind!r} has no parameter {unknown[0]!r}; it has {', '.join(defaults) or 'none'}."
-        )
-    given = [f"{name}={parameters[name]}" for name in defaults if parameters.get(name, defaults[name]) != defaults[name]]
+        raise Refused(f"The signal {kind!r} has no parameter {unknown[0]!r}; it has {', '.join(defaults) or 'none'}.")
+    given = [
+        f"{name}={parameters[name]}" for name in defaults if parameters.get(name, defaults[name]) != defaults[name]
+    ]
     return f"{kind}({','.join(given)})" if given else kind
 
 
@@ -65,7 +65,10 @@ def parse_signal(name: str) -> tuple[str, dict[str, object]]:
     kind, inner = match.groups()
     given = dict(part.split("=", 1) for part in inner.split(",")) if inner else {}
     signal(kind, **given)  # refuses what is unknown
-    return kind, {**SIGNALS[kind], **{key: _parse_value(text, SIGNALS[kind][key]) for key, text in given.items()}}
+    return kind, {
+        **SIGNALS[kind],
+        **{key: _parse_value(text, SIGNALS[kind][key]) for key, text in given.items()},
+    }
 
 
 def _parse_value(text: str, default: object) -> object:

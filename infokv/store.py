@@ -171,8 +171,10 @@ class TokenStore(Cache):
             raise Refused("Positions can be hidden only in a store from which nothing was evicted.")
         heads = self.layers[0].keys.shape[1]
         allowed = ((self.rows,), (1, len(self.layers)), (1, heads), (self.seen,))
-        if flags.dtype != torch.bool or flags.dim() != 4 or any(
-            size not in sizes for size, sizes in zip(flags.shape, allowed)
+        if (
+            flags.dtype != torch.bool
+            or flags.dim() != 4
+            or any(size not in sizes for size, sizes in zip(flags.shape, allowed))
         ):
             raise Refused(
                 f"Hidden flags are {flags.dtype} {list(flags.shape)}; they must be bool "

@@ -7,8 +7,14 @@ import math
 import torch
 
 VOCABULARY = 89
-_COMMON = dict(vocab_size=VOCABULARY, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-               initializer_range=0.035)
+_COMMON = dict(
+    vocab_size=VOCABULARY,
+    max_position_embeddings=256,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+    initializer_range=0.035,
+)
 
 
 def _llama():

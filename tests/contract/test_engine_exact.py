@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, VOCABULARY, attention_entropy_share, build, layer_windows, random_ids, reference_logits
+from tiny_models import (
+    ARCHITECTURES,
+    VOCABULARY,
+    attention_entropy_share,
+    build,
+    layer_windows,
+    random_ids,
+    reference_logits,
+)
 
 from forward_influence.engine import MaskingEngine, influence
 from forward_influence.kl import kl_divergence

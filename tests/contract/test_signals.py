@@ -71,7 +71,7 @@ def test_queries_keys_and_values_give_the_attention(case):
     got = token_signals(model, ids, ("queries", "keys", "values", "queries(last=10)"), chunk_size=16)
     config = model.config
     distance = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)[None]
-    scaling = getattr(model.base_model.layers[0].self_attn, "scaling")
+    scaling = model.base_model.layers[0].self_attn.scaling
     softcap = getattr(config, "attn_logit_softcapping", None)
     for layer, window in enumerate(layer_windows(config)):
         keys = got.keys[layer].double().repeat_interleave(config.num_attention_heads // got.kv_heads, 0)

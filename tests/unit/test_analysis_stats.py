@@ -87,9 +87,7 @@ def test_the_curve_table_equals_plain_loops(measured):
         assert line.low <= line.mean <= line.high
         assert line.top1_changed == 0.25
         known = [
-            kl[start : min(start + 4, len(kl) - 1)]
-            for kl in values[line.selector].values()
-            if len(kl) - 1 > start
+            kl[start : min(start + 4, len(kl) - 1)] for kl in values[line.selector].values() if len(kl) - 1 > start
         ]
         assert line.n_documents_nll == len(known)
         assert line.delta_nll == pytest.approx(sum(sum(k) / len(k) / 2 for k in known) / len(known))
@@ -229,9 +227,7 @@ def test_the_band_table_equals_plain_loops_over_pairs(measured):
         start, stop = line.band_start, line.band_stop
         shared = [d for d in values["a"] if d in values[line.a] and d in values[line.b]]
         whole = [d for d in shared if len(values["a"][d]) >= stop]
-        pairs = [
-            [sum(values[name][d][start:stop]) / (stop - start) for d in whole] for name in (line.a, line.b)
-        ]
+        pairs = [[sum(values[name][d][start:stop]) / (stop - start) for d in whole] for name in (line.a, line.b)]
         assert line.n_documents == len(whole)
         if not whole:
             assert math.isnan(line.difference)
@@ -249,9 +245,7 @@ def test_the_band_table_equals_plain_loops_over_pairs(measured):
 def test_pairing_removes_what_the_documents_share(measured):
     """The documents differ a thousandfold, the selectors by a tenth: only pairs show it."""
     scale = {f"d{i}": 10 ** (i / 4) for i in range(12)}
-    runs = measured(
-        {"a": {d: [1.1 * x] * 8 for d, x in scale.items()}, "b": {d: [x] * 8 for d, x in scale.items()}}
-    )
+    runs = measured({"a": {d: [1.1 * x] * 8 for d, x in scale.items()}, "b": {d: [x] * 8 for d, x in scale.items()}})
     (line,) = band_table(runs).itertuples()
     assert line.low > 0
     first, *_, last = curve_table(runs).itertuples()

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+
 from forward_influence.data import DataError, load_documents
 
 
@@ -32,9 +33,7 @@ def cache(root, configuration, revision, split, rows, shards=1):
     size = -(-len(rows) // shards)
     for shard in range(shards):
         part = f"-{shard:05d}-of-{shards:05d}" if shards > 1 else ""
-        with ArrowWriter(
-            path=str(folder / f"arxiv-summarization-{split}{part}.arrow"), features=features
-        ) as writer:
+        with ArrowWriter(path=str(folder / f"arxiv-summarization-{split}{part}.arrow"), features=features) as writer:
             for text in rows[shard * size : (shard + 1) * size]:
                 writer.write({"article": text, "abstract": "short"})
             writer.finalize()

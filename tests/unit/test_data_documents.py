@@ -4,13 +4,14 @@ import hashlib
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from forward_influence.data import DataError, TokenizedDocument, load_documents
 from forward_influence.data.builtin import BuiltinCorpus, leading_special_tokens
 from forward_influence.data.documents import seeded_order
 from forward_influence.data.names import named_records
 from forward_influence.data.records import Record
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def encode(text, *, special):
@@ -86,9 +87,7 @@ def test_one_text_under_two_own_ids_is_two_documents(tmp_path):
 
 record = st.builds(
     lambda own, stem, text: Record(own, stem, sha(text), lambda: text),
-    st.sampled_from(
-        [None, "1", "2", "a-1", "b-a-1", f"a-{sha('x')[:8]}", f"a-{sha('x')}", f"a-{sha('x')[:16]}"]
-    ),
+    st.sampled_from([None, "1", "2", "a-1", "b-a-1", f"a-{sha('x')[:8]}", f"a-{sha('x')}", f"a-{sha('x')[:16]}"]),
     st.sampled_from(["a", "b", "b-a"]),
     st.sampled_from(["x", "y", "z"]),
 )
@@ -138,9 +137,7 @@ def test_records_are_tokenised_whole_and_only_when_asked_for(tmp_path):
     shard = documents[1::3]
     assert shard.ids == documents.ids[1::3] == [d.id for d in corpus][1::3]
     assert seen == []
-    assert shard[0] == TokenizedDocument(
-        shard.ids[0], tuple(encode(texts(corpus)[shard.ids[0]], special=True))
-    )
+    assert shard[0] == TokenizedDocument(shard.ids[0], tuple(encode(texts(corpus)[shard.ids[0]], special=True)))
     assert len(seen) == 1
     assert [d.id for d in documents] == documents.ids
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+
 from forward_influence.data.hub import hub_answers
 
 

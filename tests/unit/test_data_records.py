@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from forward_influence.data import DataError, load_documents
-from forward_influence.data.records import scan_file
 from hypothesis import given
 from hypothesis import strategies as st
+
+from forward_influence.data import DataError, load_documents
+from forward_influence.data.records import scan_file
 
 
 def texts(corpus):
@@ -17,9 +18,7 @@ def texts(corpus):
 
 
 def write(path, *lines, end=b"\n"):
-    path.write_bytes(
-        b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + end for line in lines)
-    )
+    path.write_bytes(b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + end for line in lines))
     return path
 
 
@@ -32,9 +31,7 @@ def test_records_split_at_newline_alone(tmp_path):
 
 
 def test_carriage_returns_and_blank_lines_are_tolerated(tmp_path):
-    path = write(
-        tmp_path / "d.jsonl", {"id": "a", "text": "x"}, b"", b"   ", {"id": "b", "text": "y"}, end=b"\r\n"
-    )
+    path = write(tmp_path / "d.jsonl", {"id": "a", "text": "x"}, b"", b"   ", {"id": "b", "text": "y"}, end=b"\r\n")
     corpus = load_documents(path)
     assert texts(corpus) == {"a": "x", "b": "y"}
     assert corpus.problems == ()
@@ -143,10 +140,7 @@ def test_text_fields_in_order_of_preference(tmp_path):
 def test_any_text_comes_back_as_it_was(tmp_path_factory, contents):
     path = tmp_path_factory.mktemp("d") / "d.jsonl"
     path.write_bytes(
-        b"".join(
-            json.dumps({"id": i, "text": t}, ensure_ascii=False).encode() + b"\n"
-            for i, t in enumerate(contents)
-        )
+        b"".join(json.dumps({"id": i, "text": t}, ensure_ascii=False).encode() + b"\n" for i, t in enumerate(contents))
     )
     problems = []
     found = {record.own_id: record.read() for record in scan_file(path, problems.append)}

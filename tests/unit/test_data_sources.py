@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from forward_influence.data import DataError, describe_corpora, load_documents
 
 SHARED = Path(os.environ.get("FI_SHARED", Path(__file__).parents[3] / "shared"))
@@ -106,9 +107,7 @@ def test_problems_are_told_in_the_order_of_the_files(tmp_path, monkeypatch):
     for name in "dbac":
         (tmp_path / f"{name}.txt").write_bytes(b"\xff" if name != "c" else b"fine")
     walk = os.walk
-    monkeypatch.setattr(
-        os, "walk", lambda *a, **o: ((p, d, sorted(f, reverse=True)) for p, d, f in walk(*a, **o))
-    )
+    monkeypatch.setattr(os, "walk", lambda *a, **o: ((p, d, sorted(f, reverse=True)) for p, d, f in walk(*a, **o)))
     assert [Path(text.split(" ")[0]).name for text in load_documents(tmp_path).problems] == [
         "a.txt",
         "b.txt",
@@ -139,9 +138,7 @@ def test_describe_corpora_names_all_three(socket_disabled, tmp_path, monkeypatch
 
 def test_import_is_light():
     code = "import sys, forward_influence.data; print(*sys.modules)"
-    modules = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "datasets", "pyarrow", "pandas"} & set(modules)
 
 

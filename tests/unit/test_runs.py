@@ -134,9 +134,7 @@ def test_a_row_of_another_run_is_named(tmp_path):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"hash": 1, "spec": {}, "provenance": {}, "resumed": []}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"hash": 1, "spec": {}, "provenance": {}, "resumed": []}'])
 def test_a_corrupt_header_is_named(tmp_path, text):
     open_folder(tmp_path).close()
     (tmp_path / "run.json").write_text(text)
