@@ -26,7 +26,7 @@ def check_selector(given) -> None:
 
 
 def check_positions(selector) -> None:
-    """Whole numbers inside the prefix, and no more than were asked for."""
+    """Whole numbers inside the prefix; of a scorer, exactly as many candidates as were asked for."""
     for count in (1, 7):
         signals = synthetic_signals(selector.needs)
         positions = [place.__index__() for place in selector.select(signals, count, "document")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from forward_influence.engine import CHUNK_SIZE, compare_rows, evaluation, recomputed_states, removal_flags
+from forward_influence.errors import UserError
 from forward_influence.kl import Comparison
 from forward_influence.memory import is_out_of_memory
 from forward_influence.plan import document_seed
 from forward_influence.rows import RunSpec, removal_count, row_key
-from forward_influence.selectors import NotListed, Recompute, Selector
+from forward_influence.selectors import NotListed, Recompute, Selector, describe_error
 from infokv.prefill import prefill
 
 
@@ -34,6 +37,7 @@ def measure_document(
     *,
     batch: int | None = None,
     chunk_size: int = CHUNK_SIZE,
+    debug: bool = False,
     notify: Callable[[str], None] = lambda sentence: None,
     progress: Callable[[int], None] = lambda row_tokens: None,
 ) -> list[dict]:
@@ -51,18 +55,27 @@ def measure_document(
         Ablated rows of one pass; by default as many as free memory allows.
     chunk_size : int
         Tokens of a call; changes the speed only.
+    debug : bool
+        Let the error of a selector through.
 
     Returns
     -------
     list of dict
         With the fields of :data:`forward_influence.rows.ROW_FIELDS`. A selector that raises gets a row with
-        status ``failed``; so do all where the document itself cannot be run.
+        status ``failed``; so do all where memory runs out with a single ablated row.
+
+    Raises
+    ------
+    UserError
+        If the model gives no distribution for this document (NaN, say).
     """
     began = time.perf_counter()
     device = model.get_input_embeddings().weight.device
     ids = torch.tensor([document.ids[: spec.prefix + spec.horizon]], device=device)
     try:
-        choices, comparison = _run(model, document.id, ids, selectors, spec, batch, chunk_size, notify, progress)
+        choices, comparison = _run(
+            model, document.id, ids, selectors, spec, batch, chunk_size, debug, notify, progress
+        )  # fmt: skip
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -81,7 +94,7 @@ def measure_document(
     return sorted(rows, key=lambda row: order[row["selector"]])
 
 
-def _run(model, name, ids, selectors, spec, batch, chunk_size, notify, progress):
+def _run(model, name, ids, selectors, spec, batch, chunk_size, debug, notify, progress):
     """Choices, recompute last, and the comparison whose rows are those with status ``ok``, in this order."""
     with evaluation(model):
         needs = dict.fromkeys(need for one in selectors.values() for need in one.needs)
@@ -92,7 +105,7 @@ def _run(model, name, ids, selectors, spec, batch, chunk_size, notify, progress)
         count = removal_count(spec.prefix, spec.fraction)
         floors = {text: one for text, one in selectors.items() if isinstance(one, Recompute)}
         choices = {
-            text: choose(one, signals, count, name, spec.prefix)
+            text: choose(one, signals, count, name, spec.prefix, debug=debug)
             for text, one in selectors.items()
             if text not in floors
         } | dict.fromkeys(floors, Choice([]))
@@ -111,18 +124,27 @@ def _run(model, name, ids, selectors, spec, batch, chunk_size, notify, progress)
     return choices, comparison
 
 
-def choose(selector: Selector, signals, count: int, document: str, prefix: int) -> Choice:
+def choose(selector: Selector, signals, count: int, document: str, prefix: int, *, debug: bool = False) -> Choice:
     """What a selector chooses, checked; a selector that raises fails alone."""
     try:
-        positions = sorted(set(selector.select(signals, count, document)))
-        removal_flags(positions, prefix)
-        if len(positions) >= prefix:
-            raise ValueError(f"it removes all {prefix} positions of the prefix")
+        places = [_whole(place) for place in selector.select(signals, count, document)]
+        chosen = removal_flags(places, prefix)[0, 0].nonzero()[:, 0].tolist()  # ascending, each once
+        if len(chosen) == prefix:
+            raise UserError(f"it removes all {prefix} positions of the prefix; one must stay")
     except NotListed as reason:
         return Choice(None, "skipped", str(reason))
     except Exception as error:  # a third party's code may raise anything, and the other selectors go on
-        return Choice(None, "failed", f"{type(error).__name__}: {error}")
-    return Choice([int(place) for place in positions])
+        if debug:
+            raise
+        return Choice(None, "failed", describe_error(error))
+    return Choice(chosen)
+
+
+def _whole(place) -> int:
+    """A position from an int, or a tensor's or array's integer; a mask or a share is no position."""
+    if isinstance(place, bool) or "bool" in str(getattr(place, "dtype", "")) or not hasattr(place, "__index__"):
+        raise UserError(f"it gave {place!r} among its positions; they must be whole numbers")
+    return operator.index(place)
 
 
 def blank_row(spec: RunSpec, document: str, sha: str, tokens: int, selector: str, status: str, reason) -> dict:
@@ -162,10 +184,15 @@ def _numbers(comparison: Comparison, index: int, chunk: int) -> dict:
     for start in starts:
         part = slice(start, start + chunk)
         known = nll[part][~nll[part].isnan()]
+        change = known.mean().item() if len(known) else None
+        if change is not None and math.isnan(change):
+            raise UserError(
+                f"the change of log-likelihood is +inf and -inf at offsets of the chunk from {start}; it has no mean"
+            )
         out["chunk_count"].append(len(kl[part]))
         out["kl_mean"].append(kl[part].mean().item())
         out["nll_count"].append(len(known))
-        out["delta_nll"].append(known.mean().item() if len(known) else None)
+        out["delta_nll"].append(change)
         out["top1_changed"].append(changed[part].double().mean().item())
     out["kl"] = [float(f"{value:.6g}") for value in kl.tolist()]
     return out

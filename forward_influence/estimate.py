@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from forward_influence.memory import memory_need
+import torch
+
+from forward_influence.memory import free_memory, memory_need
 
 #: Share of the matrix-product rate that the engine reaches, for estimates of time (benchmarks/README.md).
 _EFFICIENCY = 0.8
@@ -21,6 +23,8 @@ class Estimate:
     ----------
     weights, one_row, all_rows : int
         Bytes: the weights; a pass with one ablated row; a pass with all of them at once.
+    free : int
+        Bytes that are free on the device now.
     disk : int
         Bytes of the rows.
     seconds : float
@@ -30,6 +34,7 @@ class Estimate:
     weights: int
     one_row: int
     all_rows: int
+    free: int
     disk: int
     seconds: float
 
@@ -39,8 +44,8 @@ class Estimate:
 
         return (
             f"Expected: about {duration(self.seconds)}; memory {size(self.weights)} for the weights and "
-            f"{size(self.one_row)} (one ablated row at a time) to {size(self.all_rows)} (all at once) for the cache; "
-            f"{size(self.disk)} on disk."
+            f"{size(self.one_row)} (one ablated row at a time) to {size(self.all_rows)} (all at once) for the cache, of "
+            f"{size(self.free)} free; {size(self.disk)} on disk."
         )
 
 
@@ -72,8 +77,6 @@ def multiply_adds(config, context: float) -> float:
 
 def matrix_rate(device: str, dtype: str, *, shape=(1536, 576, 1536), seconds: float = 0.3) -> float:
     """Multiply-adds per second of a matrix product, measured now: best of what fits in ``seconds``."""
-    import torch
-
     rows, inner, columns = shape
     left = torch.randn(rows, inner, device=device, dtype=getattr(torch, dtype))
     right = torch.randn(inner, columns, device=device, dtype=getattr(torch, dtype))
@@ -87,35 +90,35 @@ def matrix_rate(device: str, dtype: str, *, shape=(1536, 576, 1536), seconds: fl
     return rows * inner * columns / best
 
 
-def estimate(plan, *, rows_pending: int, chunk_size: int) -> Estimate:
+def estimate(plan, todo: list[tuple], *, chunk_size: int) -> Estimate:
     """What is left of a plan.
 
     Parameters
     ----------
     plan : Plan
-    rows_pending : int
-        Rows that are still to be measured.
+    todo : list of (TokenizedDocument, dict of selectors)
+        Documents with the selectors whose rows are still to be measured; at least one.
     chunk_size : int
+        Tokens of a call.
     """
     spec, config = plan.spec, plan.source.config
-    lengths = [min(len(one.ids), spec.prefix + spec.horizon) - spec.prefix for one in plan.documents]
-    horizon = max(lengths)
-    mean_horizon = sum(lengths) / len(lengths)
+    horizons = [min(len(document.ids) - spec.prefix, spec.horizon) for document, _ in todo]
+    rows = [len(selectors) for _, selectors in todo]
     need = memory_need(
         config,
         prefix=spec.prefix,
-        horizon=horizon,
+        horizon=max(horizons),
         chunk_size=chunk_size,
         element_size=_ELEMENT_SIZE[plan.dtype],
     )
-    documents = rows_pending / len(plan.selectors)
-    row_tokens = (rows_pending + documents) * mean_horizon  # the reference is a row as well
-    work = row_tokens * multiply_adds(config, spec.prefix + mean_horizon / 2)
-    work += documents * spec.prefix * multiply_adds(config, spec.prefix / 2)
+    work = len(todo) * spec.prefix * multiply_adds(config, spec.prefix / 2)
+    for horizon, count in zip(horizons, rows):  # the reference is a row as well
+        work += (count + 1) * horizon * multiply_adds(config, spec.prefix + horizon / 2)
     return Estimate(
         weights=plan.source.weights_bytes(plan.dtype),
         one_row=need.total(1),
-        all_rows=need.total(len(plan.selectors)),
-        disk=int(rows_pending * (mean_horizon * 13 + mean_horizon / spec.chunk * 90 + 600)),
+        all_rows=need.total(max(rows)),
+        free=free_memory(torch.device(plan.device)),
+        disk=sum(count * (h * 13 + h // spec.chunk * 90 + 600) for h, count in zip(horizons, rows)),
         seconds=work / matrix_rate(plan.device, plan.dtype) / _EFFICIENCY,
     )

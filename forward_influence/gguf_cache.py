@@ -167,7 +167,6 @@ def _convert(header: GGUFHeader, config_path: Path, folder: Path) -> None:
             str(header.path), return_tensors=True, model_to_load=model, torch_dtype=torch.float32
         )["tensors"]
         missing = model.load_state_dict(tensors, strict=False).missing_keys
-        model.tie_weights()
         tied = model.lm_head.weight is model.get_input_embeddings().weight if hasattr(model, "lm_head") else False
         missing = [name for name in missing if not (tied and name == "lm_head.weight")]
         if missing:

@@ -69,7 +69,7 @@ class LoadedModel:
 def load_model(
     model: str | Path | ModelSource = DEFAULT_MODEL,
     *,
-    tokenizer: str | Path | None = None,
+    tokenizer: str | Path | LoadedTokenizer | None = None,
     dtype: str = "auto",
     device: str = "auto",
     attention: str | None = None,
@@ -87,8 +87,8 @@ def load_model(
     model : str, Path or ModelSource
         Folder, ``.gguf`` file, alias, hub id, or the result of :func:`resolve_model` (whose tokenizer,
         `offline` and `trust_remote_code` then hold).
-    tokenizer : str or Path, optional
-        Folder or hub id of another tokenizer.
+    tokenizer : str, Path or LoadedTokenizer, optional
+        Folder or hub id of another tokenizer; or the one that :func:`load_tokenizer` gave, to load it once.
     dtype : str
         ``auto``, ``float32``, ``bfloat16``, ``float16`` or ``float64``.
     device : str
@@ -119,6 +119,9 @@ def load_model(
         notices.append(message)
         notify(message)
 
+    words = tokenizer if isinstance(tokenizer, LoadedTokenizer) else None
+    if words is not None:
+        tokenizer = None
     if isinstance(model, ModelSource) and tokenizer is not None:
         raise UserError("a resolved model brings its tokenizer; give tokenizer to resolve_model instead.")
     device = resolve_device(device)
@@ -133,7 +136,7 @@ def load_model(
     plan = plan_context(source.config, extend_context, target_length)
     if plan.notice:
         tell(plan.notice)
-    words = load_tokenizer(source, tell)
+    words = words or load_tokenizer(source, tell)
     network = _load_weights(source, plan, dtype, attention, tell).to(device)
     verify_extension(network, plan.method)
     result = {}

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from forward_influence.errors import UserError
+from forward_influence.request import check_candidates, check_numbers, check_positions, check_writable, parse_shard
 from forward_influence.rows import RunSpec, parse_fraction, removal_count
-from forward_influence.selectors import DEFAULT_SELECTORS, Positions, Selector, make_selectors
+from forward_influence.selectors import DEFAULT_SELECTORS, Selector, make_selectors
 
 #: Documents of a study unless said otherwise (arXiv 2606.26875, section on Forward Influence).
 DOCUMENTS = 100
+
+#: Seconds between signs of life while documents are tokenised.
+_EVERY = 20.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Plan:
     corpus : dict
         Name, identity and size of the corpus.
     notices : list of str
+        What the user was told.
     """
 
     source: object
@@ -54,11 +60,6 @@ class Plan:
     requested: dict
     corpus: dict
     notices: list[str] = field(default_factory=list)
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Signals that the selectors read, each once."""
-        return tuple(dict.fromkeys(name for one in self.selectors.values() for name in one.needs))
 
 
 def make_plan(
@@ -91,33 +92,33 @@ def make_plan(
     UserError, DataError, Refused
         In one sentence, whatever cannot be met.
     """
-    selectors = make_selectors([selector] if isinstance(selector, str) else selector)
     check_numbers(prefix=prefix, horizon=horizon, chunk=chunk, sinks=sinks, recent=recent, limit=limit, seed=seed)
     place = parse_shard(shard)
     count = removal_count(prefix, fraction)
-    _check_candidates(count, prefix, sinks, recent, selectors)
-    if out is not None:
-        _check_writable(Path(out))
+    selectors = make_selectors(selector)
+    check_candidates(count, prefix, sinks, recent, selectors.values())
+    check_positions(selectors, prefix)
+    check_writable(Path("runs" if out is None else out))
 
-    from forward_influence.models import load_tokenizer, resolve_model
-    from forward_influence.placement import resolve_device, resolve_dtype
-
-    # A LoadedModel has its weights already, and its own device, dtype and tokenizer.
-    device = model.device if hasattr(model, "source") else resolve_device(device)
-    dtype = model.dtype if hasattr(model, "source") else resolve_dtype(dtype, device)
-    source = model.source if hasattr(model, "source") else resolve_model(model, tokenizer=tokenizer, offline=offline)
     notices: list[str] = []
-    effective = _effective_horizon(source, prefix, horizon, extend_context, notices)
-    corpus = _load_corpus(data, seed, offline)
-    notices += [*corpus.notices, *corpus.problems]
-    for sentence in notices:
+
+    def tell(sentence: str) -> None:
+        notices.append(sentence)
         notify(sentence)
-    loaded_tokenizer = model.tokenizer if hasattr(model, "source") else load_tokenizer(source)
+
+    source, device, dtype, context = _resolve(
+        model, tokenizer, device, dtype, offline, extend_context, prefix + horizon, tell
+    )
+    effective = _effective_horizon(source.name, context.limit, prefix, horizon, tell)
+    corpus = _load_corpus(data, seed, offline)
+    for sentence in (*corpus.notices, *corpus.problems):
+        tell(sentence)
+    words = _tokenizer(model, source, tell)
 
     spec = RunSpec(
         model=source.identity,
         dtype=dtype,
-        tokenizer=loaded_tokenizer.identity,
+        tokenizer=words.identity,
         data=corpus.identity,
         prefix=prefix,
         horizon=effective,
@@ -127,54 +128,22 @@ def make_plan(
         recent=recent,
         seed=seed,
         full_horizon=full_horizon,
-        extend_context=extend_context,
+        extend_context=context.method,
     )
-    documents, short = _choose(corpus, loaded_tokenizer, spec, limit or DOCUMENTS)
+    documents, short = _choose(corpus, words, spec, limit or DOCUMENTS, notify)
     if limit is not None and len(documents) < limit:
-        notices.append(f"{limit} documents were asked for; {len(documents)} of this corpus are long enough.")
-        notify(notices[-1])
+        tell(f"{limit} documents were asked for; {len(documents)} of this corpus are long enough.")
     if place is not None:
-        documents = documents[place[0] - 1 :: place[1]]
-        short = short[place[0] - 1 :: place[1]]
+        documents, short = documents[place[0] - 1 :: place[1]], short[place[0] - 1 :: place[1]]
         if not documents:
             raise UserError(f"shard {shard} has no document: there are fewer than {place[0]}; use fewer shards.")
-    folder = Path(out) if out is not None else default_out(source.name, spec, place)
-    if out is None:
-        _check_writable(folder)
     return Plan(
-        source=source, tokenizer=loaded_tokenizer, spec=spec, selectors=selectors, documents=documents, short=short,
-        out=folder, device=device, dtype=dtype, notices=notices,
+        source=source, tokenizer=words, spec=spec, selectors=selectors, documents=documents, short=short,
+        out=Path(out) if out is not None else default_out(source.name, spec, place),
+        device=device, dtype=dtype, notices=notices,
         requested={"horizon": horizon, "limit": limit, "fraction": str(fraction), "shard": shard},
         corpus={"name": corpus.name, "identity": corpus.identity, "size": corpus.size},
     )  # fmt: skip
-
-
-def check_numbers(*, prefix, horizon, chunk, sinks, recent, limit, seed) -> None:
-    """Refuse numbers that make no study."""
-    rules = {
-        "prefix": (prefix, 1, "tokens that are cached before anything is removed"),
-        "horizon": (horizon, 1, "tokens that follow the prefix"),
-        "chunk": (chunk, 1, "offsets over which a reported number is averaged"),
-        "sinks": (sinks, 0, "first positions that are not candidates"),
-        "recent": (recent, 0, "last positions of the prefix that are not candidates"),
-        "limit": (limit, 1, "documents"),
-        "seed": (seed, 0, "a whole number"),
-    }
-    for name, (value, least, meaning) in rules.items():
-        if value is None and name == "limit":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(f"{name} is {value}; it must be a whole number of at least {least} ({meaning}).")
-
-
-def parse_shard(shard: str | None) -> tuple[int, int] | None:
-    """``"3/16"`` as (3, 16): the third of sixteen; None for none."""
-    if shard is None:
-        return None
-    match = re.fullmatch(r"(\d+)/(\d+)", shard.strip())
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise UserError(f"shard {shard!r} is not of the form 3/16, from 1/16 to 16/16.")
-    return int(match[1]), int(match[2])
 
 
 def default_out(name: str, spec: RunSpec, place: tuple[int, int] | None = None) -> Path:
@@ -196,36 +165,45 @@ def least_length(spec: RunSpec) -> int:
     return spec.prefix + beyond
 
 
-def _check_candidates(count: int, prefix: int, sinks: int, recent: int, selectors: dict[str, Selector]) -> None:
-    candidates = prefix - sinks - recent
-    if candidates < count:
-        raise UserError(
-            f"{count} of {prefix} prefix positions are to be removed, but {max(0, candidates)} are candidates after "
-            f"{sinks} sinks and {recent} recent ones; use a larger prefix, a smaller fraction, or fewer of these."
-        )
-    for name, selector in selectors.items():
-        if isinstance(selector, Positions):
-            listed = selector.by_document or {"": selector.select(None, 0, "")}
-            worst = max((place for places in listed.values() for place in places), default=0)
-            least = min((place for places in listed.values() for place in places), default=0)
-            if worst >= prefix or least < 0:
-                raise UserError(
-                    f"{name} has position {worst if worst >= prefix else least}, which is outside the prefix; "
-                    f"positions go from 0 to {prefix - 1}."
-                )
+def _resolve(model, tokenizer, device, dtype, offline, extend_context, length, tell):
+    """Source, device, dtype and context; a model that is loaded already has brought its own."""
+    from forward_influence.context import ContextPlan, plan_context
+    from forward_influence.models import LoadedModel, resolve_model
+    from forward_influence.placement import resolve_device, resolve_dtype
+
+    if isinstance(model, LoadedModel):
+        asked = {"tokenizer": tokenizer, "device": device, "dtype": dtype, "extend_context": extend_context}
+        for name, value in asked.items():
+            if value not in (None, "auto"):
+                raise UserError(f"{name} is {value!r}, but the model is loaded already; give it to load_model instead.")
+        return model.source, model.device, model.dtype, ContextPlan(None, model.context_limit, model.extend_context)
+    if not isinstance(model, str | os.PathLike):
+        raise UserError(f"model is a {type(model).__name__}; give a name, a path, or what load_model returned.")
+    device = resolve_device(device)
+    dtype = resolve_dtype(dtype, device)
+    source = resolve_model(model, tokenizer=tokenizer, offline=offline, notify=tell)
+    context = plan_context(source.config, extend_context, length)
+    if context.notice:
+        tell(context.notice)
+    return source, device, dtype, context
 
 
-def _effective_horizon(source, prefix: int, horizon: int, extend_context: str | None, notices: list[str]) -> int:
-    limit = source.context_limit
-    if extend_context is not None or limit is None or prefix + horizon <= limit:
+def _tokenizer(model, source, tell):
+    from forward_influence.models import LoadedModel, load_tokenizer
+
+    return model.tokenizer if isinstance(model, LoadedModel) else load_tokenizer(source, tell)
+
+
+def _effective_horizon(name: str, limit: int | None, prefix: int, horizon: int, tell) -> int:
+    if limit is None or prefix + horizon <= limit:
         return horizon
     if prefix >= limit:
         raise UserError(
-            f"prefix is {prefix}, but {source.name} has a context of {limit} tokens; use a smaller prefix, or "
+            f"prefix is {prefix}, but {name} has a context of {limit} tokens; use a smaller prefix, or "
             "--extend-context yarn."
         )
-    notices.append(
-        f"Horizon cut from {horizon} to {limit - prefix}: {source.name} has a context of {limit} tokens "
+    tell(
+        f"Horizon cut from {horizon} to {limit - prefix}: {name} has a context of {limit} tokens "
         "(--extend-context yarn goes past it)."
     )
     return limit - prefix
@@ -238,10 +216,10 @@ def _load_corpus(data, seed: int, offline: bool):
     return load_documents(data, seed=seed, offline=offline, hub_reachable=hub_reachable)
 
 
-def _choose(corpus, tokenizer, spec: RunSpec, limit: int):
+def _choose(corpus, tokenizer, spec: RunSpec, limit: int, notify):
     """The first ``limit`` documents that are long enough, and the shorter ones met before."""
     length, least = spec.prefix + spec.horizon, least_length(spec)
-    found, short, longest = [], [], 0
+    found, short, longest, told = [], [], 0, time.monotonic()
     for document in corpus.tokenized(tokenizer.encode, length):
         if len(document.ids) >= least:
             found.append(document)
@@ -250,20 +228,12 @@ def _choose(corpus, tokenizer, spec: RunSpec, limit: int):
         else:
             longest = max(longest, len(document.ids))
             short.append((document.id, len(document.ids), document.sha))
+        if time.monotonic() - told >= _EVERY:
+            told = time.monotonic()
+            notify(f"{len(found) + len(short)} documents tokenised, {len(found)} of them long enough.")
     if not found:
         raise UserError(
             f"No document is long enough: at least {least} tokens are needed (prefix {spec.prefix}), and the longest "
             f"has {longest}; use a smaller prefix{' or horizon' if spec.full_horizon else ''}, or other data."
         )
     return found, short
-
-
-def _check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written, before anything is computed."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"out is {str(folder)!r}, which is a file; give a folder.")
-    place = folder
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise UserError(f"{str(folder)!r} cannot be written ({str(place)!r} is not writable); give another --out.")

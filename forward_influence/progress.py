@@ -15,19 +15,21 @@ class Progress:
     Parameters
     ----------
     total : int
-        Row-tokens of the whole work.
+        Row-tokens of the whole work; 0 where there is nothing to count, only notices.
     quiet : bool
         Show nothing.
+    stream : text file, optional
+        By default stderr.
     """
 
-    def __init__(self, total: int, *, quiet: bool = False, stream=None):
+    def __init__(self, total: int = 0, *, quiet: bool = False, stream=None):
         self._total, self._done = total, 0
         self._stream = stream or sys.stderr
         self._quiet = quiet
         self._began = self._told = time.monotonic()
         self._label = ""
         self._bar = None
-        if not quiet and self._stream.isatty():
+        if total and not quiet and self._stream.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -54,9 +56,13 @@ class Progress:
             self._told = time.monotonic()
             self._line()
 
+    def reach(self, row_tokens: int) -> None:
+        """Row-tokens that are finished altogether; corrects for those that needed no work or were run twice."""
+        self.advance(row_tokens - self._done)
+
     def _line(self) -> None:
         spent = time.monotonic() - self._began
-        share = self._done / max(1, self._total)
+        share = min(1.0, self._done / max(1, self._total))
         left = spent * (1 - share) / share if share else float("inf")
         print(f"{self._label}: {share:.0%} done, {duration(left)} left", file=self._stream, flush=True)
 
@@ -78,7 +84,7 @@ def duration(seconds: float) -> str:
     """Seconds as people say them: 40 s, 12 min, 3 h 20 min."""
     if seconds == float("inf"):
         return "unknown time"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
+    if seconds < 59.5:
+        return f"{max(1, round(seconds))} s"
+    minutes = max(1, round(seconds / 60))
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

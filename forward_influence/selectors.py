@@ -16,7 +16,7 @@ from infokv.errors import Refused
 from infokv.registry import Registry
 from infokv.scorer import SCORERS, Scorer
 from infokv.scorers.snapkv import SnapKV
-from infokv.signals import TokenSignals, signal
+from infokv.signals import TokenSignals, parse_signal, signal
 
 
 class Selector:
@@ -187,6 +187,8 @@ class Positions(Selector):
         Positions joined by ``+``, the same for every document.
     """
 
+    example: ClassVar[str] = "positions:at=5+9+12"
+
     at: str = ""
     by_document: dict | None = field(default=None, compare=False, repr=False, kw_only=True)
     source: str = field(default="", repr=False, kw_only=True)
@@ -214,6 +216,12 @@ class Positions(Selector):
             raise UserError(f"{path!r} must be a JSON object of document id to a list of positions.")
         digest = hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:8]
         return cls(by_document=mapping, source=f"{Path(path).name}@{digest}")
+
+    def listed(self) -> list[int]:
+        """All positions of all documents."""
+        if self.by_document is None:
+            return self.select(None, 0, "")
+        return [place for places in self.by_document.values() for place in places]
 
     def canonical(self) -> str:
         if self.by_document is not None:
@@ -259,23 +267,45 @@ def make_selector(given) -> Selector:
     Raises
     ------
     UserError, Refused
-        If a name, a parameter or a value is not known, in one sentence.
+        If a name, a parameter or a value is not known, or the object is no selector, in one sentence.
     """
-    if isinstance(given, str):
-        name = given.partition(":")[0]
-        if name in SCORERS and name not in SELECTORS:
-            given = SCORERS.create(given)
-        elif name in SELECTORS or "." in name:
-            given = SELECTORS.create(given)
-        else:
-            raise UserError(SELECTORS.unknown(name, SCORERS.names()))
-    elif isinstance(given, type):
-        given = given()
-    if hasattr(given, "select"):
-        return given
-    if hasattr(given, "score"):
-        return TopScore(given)
-    raise UserError(f"{given!r} is no selector: it has neither select(signals, count, document) nor score(signals).")
+    shown = given if isinstance(given, str) else getattr(given, "__name__", None) or type(given).__name__
+    try:
+        made = _from_text(given) if isinstance(given, str) else given() if isinstance(given, type) else given
+    except (UserError, Refused):
+        raise
+    except Exception as error:  # a third party's module or constructor may raise anything
+        raise UserError(f"Selector {shown!r} cannot be made ({describe_error(error)}); correct it.") from error
+    if not hasattr(made, "select") and not hasattr(made, "score"):
+        raise UserError(
+            f"{shown!r} is no selector: it has neither select(signals, count, document) nor score(signals)."
+        )
+    needs = getattr(made, "needs", None)
+    if isinstance(needs, str) or not isinstance(needs, Iterable):
+        raise UserError(f"The needs of {shown!r} are {needs!r}; write a tuple of signal names, such as ('entropy',) or ().")
+    for name in needs:
+        parse_signal(name)
+    return made if hasattr(made, "select") else TopScore(made)
+
+
+def _from_text(text: str):
+    name, _, rest = text.partition(":")
+    if name in SELECTORS:
+        return SELECTORS.create(text)
+    if name in SCORERS:
+        return SCORERS.create(text)
+    first = rest.partition(":")[0]
+    if "." in name or (first and "=" not in first and not first.endswith(".json")):  # module.path:Class
+        return SELECTORS.create(text)
+    raise UserError(SELECTORS.unknown(name, SCORERS.names()))
+
+
+def describe_error(error: BaseException) -> str:
+    """Kind and message of an error on one line; what is made for people keeps its message alone."""
+    message = " ".join(str(error).split())
+    if isinstance(error, UserError | Refused):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def selector_name(selector: Selector) -> str:
@@ -283,12 +313,35 @@ def selector_name(selector: Selector) -> str:
     return SELECTORS.canonical(selector)
 
 
-def make_selectors(given: Iterable) -> dict[str, Selector]:
-    """Selectors by canonical text; the same one named twice counts once."""
-    out = {}
-    for one in given:
+def make_selectors(given) -> dict[str, Selector]:
+    """Selectors by canonical text; the same one given twice counts once.
+
+    Parameters
+    ----------
+    given : str, class, selector, scorer, or an iterable of these
+
+    Raises
+    ------
+    UserError, Refused
+        If one cannot be made, there is none, or two that differ have one name.
+    """
+    several = isinstance(given, Iterable) and not isinstance(given, str | type)
+    out: dict[str, Selector] = {}
+    for one in given if several else [given]:
         selector = make_selector(one)
-        out.setdefault(selector_name(selector), selector)
+        name = selector_name(selector)
+        if name in out and not _alike(out[name], selector):
+            raise UserError(
+                f"Two different selectors are both called {name!r}; make their parameters fields of a dataclass, "
+                "which then show in the name."
+            )
+        out.setdefault(name, selector)
     if not out:
         raise UserError(f"No selector was given; name one, such as {DEFAULT_SELECTORS[0]!r}.")
     return out
+
+
+def _alike(one: Selector, other: Selector) -> bool:
+    """Whether two selectors of one name do the same; plain classes compare by identity, so look inside."""
+    one, other = getattr(one, "scorer", one), getattr(other, "scorer", other)
+    return one == other or (type(one) is type(other) and vars(one) == vars(other))

@@ -142,7 +142,7 @@ def _from_folder(folder: Path, options: dict) -> ModelSource:
         repo_id, commit = origin
         name, identity = repo_id.split("/")[-1], f"hub:{repo_id}@{commit}"
     else:
-        name, identity = folder.resolve().name, f"folder:{folder_fingerprint(folder)}"
+        name, identity = folder.resolve().name, None
     return _finish(name, "folder", str(folder), identity, folder, str(folder), options)
 
 
@@ -169,20 +169,27 @@ def _refuse_by_file(folder: Path, label: str) -> None:
 
 
 def _finish(
-    name: str, kind: str, path: str, identity: str, folder: Path, tokenizer_path: str | None, options: dict
+    name: str,
+    kind: str,
+    path: str,
+    identity: str | None,
+    folder: Path,
+    tokenizer_path: str | None,
+    options: dict,
 ) -> ModelSource:
     trust = options["trust_remote_code"]
     config = _load_config(folder, path, trust)
     refuse_unsupported(config.to_dict(), path)
+    parameters = _count_parameters(config, path, trust)
     return ModelSource(
         name=re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-.") or "model",
         kind=kind,
         path=path,
-        identity=identity,
+        identity=identity or f"folder:{folder_fingerprint(folder)}",
         folder=str(folder),
         config=config,
         context_limit=context_limit(config),
-        parameters=_count_parameters(config, path, trust),
+        parameters=parameters,
         tokenizer_path=tokenizer_path,
         **options,
     )

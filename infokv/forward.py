@@ -22,7 +22,7 @@ from infokv.store import TokenStore
 _LENGTH_DEPENDENT = ("longrope", "dynamic")
 
 #: Logits held at a time, elements over all rows.
-_LOGITS = 1 << 22
+_LOGITS = 1 << 24
 
 
 class BlockListener(Protocol):
@@ -159,7 +159,8 @@ def logit_slices(head: Head, states: torch.Tensor) -> Iterator[tuple[int, torch.
     """
     step = max(1, _LOGITS // (states.shape[0] * head.vocabulary))
     for start in range(0, states.shape[1], step):
-        yield start, head(states[:, start : start + step])
+        # Contiguous, so that the rows fold into one matrix product with the vocabulary.
+        yield start, head(states[:, start : start + step].contiguous())
 
 
 @contextlib.contextmanager

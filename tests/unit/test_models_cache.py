@@ -102,9 +102,11 @@ def test_hash_follows_the_file(monkeypatch, tmp_path):
     monkeypatch.setenv("FORWARD_INFLUENCE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "REMEMBER_HASH_FROM", 10)
     file = tmp_path / "weights"
-    for content in (b"short", b"long enough to be remembered", b"long enough, and not the same"):
-        file.write_bytes(content)
-        expected = hashlib.sha256(content).hexdigest()
+    contents = (b"short", b"long enough to be remembered", b"as long, but it is not the same!")
+    for age, content in enumerate(contents):
+        file.write_bytes(content[:28])
+        os.utime(file, ns=(0, 10**9 * age))
+        expected = hashlib.sha256(content[:28]).hexdigest()
         assert cache.file_sha256(file) == expected
         assert cache.file_sha256(file) == expected
     assert len([path for path in (tmp_path / "cache" / "hashes").iterdir() if path.is_dir()]) == 2
