@@ -14,7 +14,7 @@ from tiny_models import (
     reference_logits,
 )
 
-from forward_influence.engine import MaskingEngine, influence
+from forward_influence.engine import MaskingEngine, compare_rows, influence, recomputed_states, removal_flags
 from forward_influence.kl import kl_divergence
 from infokv.prefill import prefill
 
@@ -22,9 +22,24 @@ PREFIX, HORIZON = 40, 23
 LENGTH = PREFIX + HORIZON
 
 
+#: The same tests run on a GPU where there is one.
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")],
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def device(request):
+    return request.param
+
+
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
-def model(request):
-    return build(request.param)
+def model(request, device):
+    return build(request.param).to(device)
 
 
 def flags_of(model, kind: str) -> torch.Tensor:
@@ -39,9 +54,10 @@ def flags_of(model, kind: str) -> torch.Tensor:
 
 
 def engine_logits(model, ids, flags, *, prefix_chunk, chunk):
+    ids, flags = ids.to(model.device), flags.to(model.device)
     store, _ = prefill(model, ids[:, :PREFIX], chunk_size=prefix_chunk, total_length=ids.shape[1])
     engine = MaskingEngine(model, store, ids[:, PREFIX:], flags, chunk_size=chunk)
-    return torch.cat([part for _, part in engine.logits()], dim=1)
+    return torch.cat([part for _, part in engine.logits()], dim=1).cpu()
 
 
 def assert_close(got, expected):
@@ -50,7 +66,7 @@ def assert_close(got, expected):
 
 
 def test_attention_is_far_from_uniform(model):
-    assert attention_entropy_share(model, random_ids(LENGTH)) < 0.7
+    assert attention_entropy_share(model, random_ids(LENGTH).to(model.device)) < 0.7
 
 
 @pytest.mark.parametrize("kind", ["shared", "layers", "heads"])
@@ -96,7 +112,7 @@ def test_influence_equals_the_naive_kl(model):
 
 
 def test_caller_and_model_are_as_before(model):
-    ids = random_ids(LENGTH)
+    ids = random_ids(LENGTH).to(model.device)
     before, attention = model(ids).logits, model.config._attn_implementation
     state = {name: tensor.clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     attributes = [set(module.__dict__) for module in model.modules()]
@@ -130,10 +146,42 @@ def test_old_token_acts_through_a_full_layer():
 
 
 def test_state_after_an_exception(model):
-    ids = random_ids(LENGTH)
+    ids = random_ids(LENGTH).to(model.device)
     before, attention = model(ids).logits, model.config._attn_implementation
-    beyond = torch.full((1, 3), VOCABULARY + 5)
-    with pytest.raises(IndexError):
-        prefill(model, torch.cat([ids, beyond], dim=1), total_length=LENGTH + 3, chunk_size=20)
+
+    class Stop(Exception):
+        pass
+
+    def stop(module, args):
+        raise Stop
+
+    handle = model.base_model.layers[1].mlp.register_forward_pre_hook(stop)
+    with pytest.raises(Stop):
+        prefill(model, ids, total_length=LENGTH, chunk_size=20)
+    handle.remove()
     assert model.config._attn_implementation == attention
     assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma2"])
+def test_bfloat16_is_as_good_as_its_floor(name, device):
+    """Chunks of another size move a curve no more than the dtype's own noise, which `recompute` measures."""
+    model = build(name).to(device, torch.bfloat16)
+    ids = random_ids(LENGTH).to(device)
+    sets = [[5, 9, 30], [PREFIX - 2, PREFIX - 1], []]
+    flags = [removal_flags(one, PREFIX) for one in sets]
+    curves = []
+    for chunk in (256, 7):
+        store, _ = prefill(model, ids[:, :PREFIX], chunk_size=chunk, total_length=LENGTH)
+        companion = recomputed_states(model, ids, PREFIX, chunk)
+        got = compare_rows(
+            model, store, ids[:, PREFIX:], flags, chunk_size=chunk, companion=lambda states=companion: states
+        )
+        curves.append(got.kl)
+    floor = torch.stack([curve[-1] for curve in curves]).mean()
+    assert floor > 0
+    for row in range(2):
+        a, b = (curve[row].mean() for curve in curves)
+        # KL is quadratic in the logits: noise e on top of a difference d gives 2de + e^2.
+        assert (a - b).abs() <= 4 * (max(a, b) * floor).sqrt() + 4 * floor
+    assert all(curve[2].max() <= 1e-12 for curve in curves)

@@ -1,0 +1,370 @@
+"""Every registered scorer and selector keeps the contract, the checks catch those that do not.
+
+Also: InfoKV and SnapKV are their formulas.
+
+Nothing is listed by hand: what is registered is checked, also by a plug-in that happens to be installed.
+"""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tiny_models import build, random_ids
+
+from forward_influence.checks import check_selector
+from forward_influence.selectors import SELECTORS, Selector, make_selector, register_selector
+from forward_influence.signals import token_signals
+from infokv.checks import check_scorer, synthetic_signals
+from infokv.errors import Refused
+from infokv.scorer import SCORERS, Scorer, get_scorer
+from infokv.scorers.infokv import InfoKV
+from infokv.scorers.snapkv import SnapKV
+from infokv.signals import signal
+
+
+@pytest.mark.parametrize("name", SCORERS.names())
+def test_registered_scorers_keep_the_contract(name):
+    check_scorer(SCORERS.get(name))
+
+
+@pytest.mark.parametrize("name", SELECTORS.names())
+def test_registered_selectors_keep_the_contract(name):
+    check_selector(SELECTORS.get(name))
+
+
+@pytest.mark.parametrize("name", SCORERS.names())
+def test_registered_scorers_are_selectors(name):
+    check_selector(name)
+
+
+@pytest.mark.parametrize("name", [*SCORERS.names(), *SELECTORS.names()])
+def test_each_states_what_lists_show(name):
+    cls = (SELECTORS if name in SELECTORS else SCORERS).get(name)
+    first = (cls.__doc__ or "").strip().split("\n")[0]
+    assert 15 < len(first) < 110
+    assert first.endswith(".")
+
+
+# Deliberately broken scorers: one for each check
+
+
+@dataclass(frozen=True)
+class Sound(Scorer):
+    """Twice the entropy."""
+
+    factor: float = 2.0
+    needs = ("entropy",)
+
+    def score(self, signals):
+        return self.factor * signals.entropy[None, None]
+
+
+class NoDataclass(Scorer):
+    """Not a dataclass."""
+
+    def score(self, signals):
+        return torch.zeros(1, 1, signals.tokens)
+
+
+@dataclass
+class NotFrozen(Scorer):
+    """Not frozen."""
+
+    def score(self, signals):
+        return torch.zeros(1, 1, signals.tokens)
+
+
+@dataclass(frozen=True)
+class NoDocstring(Scorer):
+    def score(self, signals):
+        return torch.zeros(1, 1, signals.tokens)
+
+
+@dataclass(frozen=True)
+class UnknownSignal(Sound):
+    """Wants what does not exist."""
+
+    needs = ("entropi",)
+
+
+@dataclass(frozen=True)
+class Undeclared(Sound):
+    """Reads what it did not ask for."""
+
+    def score(self, signals):
+        return signals.self_information[None, None]
+
+
+@dataclass(frozen=True)
+class Flat(Sound):
+    """Gives one dimension only."""
+
+    def score(self, signals):
+        return signals.entropy
+
+
+@dataclass(frozen=True)
+class PerQueryHead(Sound):
+    """Gives query heads instead of KV heads."""
+
+    def score(self, signals):
+        return signals.entropy.expand(signals.layers, signals.query_heads, -1)
+
+
+@dataclass(frozen=True)
+class CandidatesOnly(Sound):
+    """Gives scores of the candidates alone."""
+
+    def score(self, signals):
+        return signals.entropy[None, None, signals.candidates.start : signals.candidates.stop]
+
+
+@dataclass(frozen=True)
+class Float64(Sound):
+    """Gives float64."""
+
+    def score(self, signals):
+        return signals.entropy.double()[None, None]
+
+
+@dataclass(frozen=True)
+class NotANumber(Sound):
+    """Gives NaN."""
+
+    def score(self, signals):
+        scores = signals.entropy.clone()
+        scores[signals.candidates.start] = math.nan
+        return scores[None, None]
+
+
+@dataclass(frozen=True)
+class GlobalRandom(Sound):
+    """Draws from torch's generator."""
+
+    def score(self, signals):
+        return torch.rand(1, 1, signals.tokens)
+
+
+@dataclass(frozen=True)
+class Reseeding(Sound):
+    """Seeds torch's generator, so it repeats, and so does everybody else."""
+
+    def score(self, signals):
+        torch.manual_seed(signals.seed)
+        return torch.rand(1, 1, signals.tokens)
+
+
+@dataclass(frozen=True)
+class Overwriting(Sound):
+    """Changes the entropy, though what it gives is the same each time."""
+
+    def score(self, signals):
+        signals.entropy.clamp_(max=1.0)
+        return signals.entropy[None, None].clone()
+
+
+@dataclass(frozen=True)
+class Forgetful(Sound):
+    """Its text leaves a parameter out."""
+
+    factor: float = 2.0
+
+    def canonical(self):
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+
+def test_a_sound_scorer_passes():
+    check_scorer(Sound)
+    check_scorer(Sound(3.0))
+    check_selector(Sound)
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (NoDataclass, "is no dataclass"),
+        (NotFrozen, "is not frozen"),
+        (NoDocstring, "has no docstring"),
+        (UnknownSignal, "no signal 'entropi'"),
+        (Undeclared, "was not asked for"),
+        (Flat, "it must be .3 or 1, 2 or 1, 96"),
+        (PerQueryHead, "score gave .3, 4, 96.; it must be"),
+        (CandidatesOnly, "it must be"),
+        (Float64, "it must be float32"),
+        (NotANumber, "score gave NaN"),
+        (GlobalRandom, "other numbers for the same signals"),
+        (Reseeding, "draws from torch's global generator"),
+        (Overwriting, "score changed the signal 'entropy'"),
+        (Forgetful(3.0), "gives .*factor=2.0.*, not .*factor=3.0"),
+    ],
+)
+def test_each_check_catches_its_fault(broken, sentence):
+    with pytest.raises((AssertionError, Refused), match=sentence):
+        check_scorer(broken)
+
+
+@dataclass(frozen=True)
+class Chooses(Selector):
+    """Makes the mistake named by its parameter."""
+
+    fault: str = ""
+    needs = ("entropy",)
+
+    def select(self, signals, count, document):
+        if self.fault == "outside":
+            return [signals.tokens]
+        if self.fault == "negative":
+            return [-1]
+        if self.fault == "random":
+            return torch.randperm(signals.tokens)[:count].tolist()
+        if self.fault == "overwrites":
+            signals.entropy.zero_()
+        return range(4, 4 + count)
+
+    def canonical(self):
+        return "two words" if self.fault == "name" else f"{type(self).__module__}:Chooses"
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("outside", "leave the prefix"),
+        ("negative", "leave the prefix"),
+        ("random", "draw from signals.seed alone"),
+        ("overwrites", "select changed the signal 'entropy'"),
+        ("name", "'two words' is no single word"),
+    ],
+)
+def test_each_selector_check_catches_its_fault(fault, sentence):
+    check_selector(Chooses())
+    with pytest.raises(AssertionError, match=sentence):
+        check_selector(Chooses(fault))
+
+
+def test_a_name_has_to_lead_back():
+    @register_selector("leads-elsewhere")
+    @dataclass(frozen=True)
+    class Elsewhere(Chooses):
+        """Calls itself with a parameter that it does not have."""
+
+        def canonical(self):
+            return "leads-elsewhere:fault=other" if not self.fault else "leads-elsewhere"
+
+    try:
+        with pytest.raises(AssertionError, match="does not name itself again"):
+            check_selector(Elsewhere())
+    finally:
+        del SELECTORS._classes["leads-elsewhere"]
+
+
+# What the scorers compute
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2"])
+def signals(request):
+    needs = {
+        need
+        for text in ("infokv", "infokv:k=none", "infokv:k=500", "infokv:k=8,align=next", "snapkv:window=16")
+        for need in (*get_scorer(text).needs, *SnapKV().needs)
+    }
+    found = token_signals(build(request.param), random_ids(120, seed=3), sorted(needs))
+    return found.with_candidates(range(4, 104))
+
+
+def naive_attention(signals, window, kernel):
+    """Pool over neighbours that are candidates too (divided by the full width), mean of the group, sum 1."""
+    found = signals[signal("window_attention", window=window)].double()
+    group = signals.query_heads // signals.kv_heads
+    out = torch.zeros(signals.layers, signals.kv_heads, len(signals.candidates), dtype=torch.float64)
+    for layer in range(signals.layers):
+        for head in range(signals.kv_heads):
+            for index, place in enumerate(signals.candidates):
+                for near in range(place - kernel // 2, place + kernel // 2 + 1):
+                    if near in signals.candidates:
+                        for query in range(head * group, (head + 1) * group):
+                            out[layer, head, index] += found[layer, query, near] / kernel / group
+            out[layer, head] /= out[layer, head].sum()
+    return out
+
+
+def naive_infokv(signals, alpha, tau, entropy, window=64, kernel=9):
+    attention = naive_attention(signals, window, kernel)
+    evolution = signals.representation_evolution.double()
+    out = torch.zeros(signals.layers, signals.kv_heads, signals.tokens, dtype=torch.float64)
+    for layer in range(signals.layers):
+        mixed = {p: (evolution[layer, p] + tau) * entropy[p].double() for p in signals.candidates}
+        total = sum(math.exp(value) for value in mixed.values())
+        for head in range(signals.kv_heads):
+            for index, place in enumerate(signals.candidates):
+                share = math.exp(mixed[place]) / total
+                out[layer, head, place] = alpha * attention[layer, head, index] + (1 - alpha) * share
+    return out
+
+
+def relative(found, expected):
+    return ((found.double() - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize(("alpha", "tau"), [(0.9, 1.0), (0.0, 0.3), (0.5, 0.0)])
+def test_infokv_is_its_formula(signals, alpha, tau):
+    found = InfoKV(alpha=alpha, tau=tau).score(signals)
+    assert found.dtype == torch.float32
+    assert relative(found, naive_infokv(signals, alpha, tau, signals.entropy)) < 1e-5
+    assert found.sum(dim=-1) == pytest.approx(torch.ones(signals.layers, signals.kv_heads), abs=1e-5)
+
+
+def test_infokv_with_other_options_is_its_formula(signals):
+    scorer = InfoKV(alpha=0.4, k=8, align="next", kernel=3)
+    entropy = signals["entropy(k=8,align=next)"]
+    assert relative(scorer.score(signals), naive_infokv(signals, 0.4, 1.0, entropy, kernel=3)) < 1e-5
+
+
+def test_snapkv_is_its_formula(signals):
+    found = SnapKV(window=16, kernel=5).score(signals)[..., 4:104]
+    assert relative(found, naive_attention(signals, 16, 5)) < 1e-5
+
+
+def test_alpha_1_is_snapkv_exactly(signals):
+    assert torch.equal(InfoKV(alpha=1.0).score(signals), SnapKV().score(signals))
+    assert torch.equal(InfoKV(alpha=1.0).score(signals), make_selector("attention").scorer.score(signals))
+
+
+def test_tau_0_makes_the_entropy_term_of_the_last_layer_flat(signals):
+    assert bool((signals.representation_evolution[-1] == 0).all())
+    last = InfoKV(alpha=0.0, tau=0.0).score(signals)[-1, :, 4:104]
+    assert last == pytest.approx(torch.full_like(last, 1 / 100), rel=1e-6)
+    first = InfoKV(alpha=0.0, tau=0.0).score(signals)[0, :, 4:104]
+    assert (first.max() / first.min()).item() > 1.5
+
+
+def test_k_beyond_the_vocabulary_is_full_entropy(signals):
+    assert torch.equal(signals["entropy(k=500)"], signals["entropy(k=full)"])
+    assert torch.equal(InfoKV(k=500).score(signals), InfoKV(k=None).score(signals))
+    assert not torch.equal(signals["entropy(k=8,align=next)"], signals["entropy(k=full)"])
+
+
+def test_the_shared_set_averages_over_layers_and_heads(signals):
+    expected = naive_infokv(signals, 0.9, 1.0, signals.entropy).mean(dim=(0, 1))
+    inside = expected[4:104]
+    chosen = make_selector("infokv").select(signals, 9, "d")
+    assert chosen == sorted((inside.argsort(descending=True)[:9] + 4).tolist())
+
+
+def test_positions_outside_the_candidates_do_not_matter(signals):
+    """Sinks and window hold most attention; pooling and sums must not see them."""
+    name = signal("window_attention")
+    changed = signals[name].clone()
+    changed[..., :4] = 7.0
+    changed[..., 104:] = 7.0
+    twin = type(signals)(**{**vars(signals), "values_by_name": {**signals.values_by_name, name: changed}})
+    for scorer in (SnapKV(), InfoKV()):
+        assert torch.equal(scorer.score(twin), scorer.score(signals))
+
+
+def test_uniform_attention_gives_the_pools_edges_less():
+    """Padding counts in the divisor, as in the original code."""
+    made = synthetic_signals(SnapKV().needs)
+    made.values_by_name[SnapKV().needs[0]] = torch.ones(3, 4, 96)
+    scores = SnapKV().score(made)[0, 0, made.candidates.start : made.candidates.stop]
+    assert scores[0].item() == pytest.approx(scores[10].item() * 5 / 9, rel=1e-6)
