@@ -180,8 +180,8 @@ def attention_scores(queries: torch.Tensor, keys: torch.Tensor, facts: LayerFact
     keys : Tensor ``[..., keys, head_dim]``, post-RoPE
     facts : LayerFacts
     """
-    scores = (queries @ keys.transpose(-1, -2)).to(torch.promote_types(queries.dtype, torch.float32))
-    scores = scores * facts.scaling
+    exact = torch.promote_types(queries.dtype, torch.float32)
+    scores = queries.to(exact) @ keys.to(exact).transpose(-1, -2) * facts.scaling
     return scores if facts.softcap is None else facts.softcap * torch.tanh(scores / facts.softcap)
 
 

@@ -22,7 +22,7 @@ def tiny(tmp_path_factory):
 
 
 def command(folder, out):
-    return arguments(folder / "model", folder / "docs.jsonl", out, *SELECTORS, "--quiet")
+    return arguments(folder / "model", folder / "docs.jsonl", out, *SELECTORS, "--quiet", "--limit", "120")
 
 
 def size(path):
