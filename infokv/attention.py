@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from infokv.errors import Refused
-from infokv.store import TokenStore
+from infokv.store import StoreLayer, TokenStore
 
 NAME = "infokv_store"
 
@@ -54,8 +54,8 @@ class LayerFacts:
 class AttentionListener(Protocol):
     """Somebody who wants the true post-RoPE queries of each layer."""
 
-    def on_attention(self, layer: int, queries: torch.Tensor, facts: LayerFacts) -> None:
-        """``queries`` is ``[rows, query_heads, new tokens, head_dim]``."""
+    def on_attention(self, layer: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
+        """``queries`` is ``[rows, query_heads, new tokens, head_dim]``; ``stored`` holds their keys already."""
 
 
 @dataclass
@@ -138,7 +138,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, dropout=
         raise Refused(f"The attention function {NAME!r} works only while a token store is attached.")
     facts = LayerFacts(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
     for listener in session.listeners:
-        listener.on_attention(module.layer_idx, query, facts)
+        listener.on_attention(module.layer_idx, query, session.store.layers[module.layer_idx], facts)
     return _attend(query, session, module.layer_idx, facts), None
 
 

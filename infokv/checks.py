@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from infokv.attention import LayerFacts
 from infokv.scorer import SCORERS
 from infokv.signals import TokenSignals, parse_signal, signal
 
@@ -29,7 +30,7 @@ def synthetic_signals(needs=(), *, tokens: int = 96, layers: int = 3, query_head
             return normal(tokens).abs() * 2
         if kind == "representation_evolution":
             return torch.cat([torch.rand(layers - 1, tokens, generator=generator), torch.zeros(1, tokens)])
-        if kind == "window_attention":
+        if kind in ("window_attention", "attention_mass"):
             return (normal(layers, query_heads, tokens) * 2).softmax(dim=-1)
         heads = query_heads if kind == "queries" else kv_heads
         length = min(tokens, parameters.get("last") or tokens)
@@ -42,6 +43,7 @@ def synthetic_signals(needs=(), *, tokens: int = 96, layers: int = 3, query_head
     return TokenSignals(
         input_ids=torch.randint(0, 1000, (tokens,), generator=generator),
         layers=layers, query_heads=query_heads, kv_heads=kv_heads,
+        facts=(LayerFacts(head_dim**-0.5, None, None),) * layers,
         candidates=range(4, tokens - 16), seed=seed, values_by_name=values,
     )  # fmt: skip
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from infokv.attention import LayerFacts, attention_scores, visible
+from infokv.attention import LayerFacts
 from infokv.entropy import restricted_entropy
 from infokv.errors import Refused
 from infokv.signals import parse_signal
-from infokv.store import TokenStore
+from infokv.store import StoreLayer, TokenStore
+from infokv.windows import WindowOptions, window_scores
 
 
 class EntropyCollector:
@@ -88,19 +89,29 @@ class RepresentationEvolutionCollector:
         return torch.cat(self._parts, dim=1)
 
 
-class QueriesCollector:
+class FactsCollector:
+    """Scaling, soft-cap and window of each layer, as the layers themselves say."""
+
+    def __init__(self, layers: int):
+        self.facts: list[LayerFacts | None] = [None] * layers
+
+    def on_attention(self, layer: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
+        self.facts[layer] = facts
+
+
+class QueriesCollector(FactsCollector):
     """Signal ``queries``: per layer ``[query_heads, tokens or last, head_dim]``, post-RoPE."""
 
     wants_logits = False
 
     def __init__(self, tokens: int, *, last: int | None, layers: int):
+        super().__init__(layers)
         self._first = 0 if last is None else max(0, tokens - last)
         self._parts: list[list[torch.Tensor]] = [[] for _ in range(layers)]
         self._seen = [0] * layers
-        self.facts: list[LayerFacts | None] = [None] * layers
 
-    def on_attention(self, layer: int, queries: torch.Tensor, facts: LayerFacts) -> None:
-        self.facts[layer] = facts
+    def on_attention(self, layer: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
+        super().on_attention(layer, queries, stored, facts)
         skipped = max(0, self._first - self._seen[layer])
         self._seen[layer] += queries.shape[2]
         if skipped < queries.shape[2]:
@@ -117,6 +128,8 @@ class WindowAttentionCollector(QueriesCollector):
     its scaling and soft-cap. Source: SnapKV (arXiv 2404.14469), the observation window.
     """
 
+    _OPTIONS = WindowOptions(heads="query", kernel=1)
+
     def __init__(self, tokens: int, *, window: int, layers: int):
         if window < 1:
             raise Refused(f"The observation window has {window} queries; it needs at least 1.")
@@ -128,16 +141,49 @@ class WindowAttentionCollector(QueriesCollector):
         return torch.stack([self._of_layer(i, one, store).to(device) for i, one in enumerate(queries)])
 
     def _of_layer(self, index: int, queries: torch.Tensor, store: TokenStore) -> torch.Tensor:
-        layer, facts = store.layers[index], self.facts[index]
-        keys = layer.stored_keys[0]
-        grouped = queries.reshape(keys.shape[0], -1, *queries.shape[1:])
-        places = torch.arange(layer.seen - queries.shape[1], layer.seen, device=keys.device)
-        sight = visible(layer.slot_positions(keys.device)[0, 0], places, facts.window)
-        means = []
-        for group, head_keys in zip(grouped, keys):  # one KV head at a time: group x window x tokens scores
-            scores = attention_scores(group, head_keys, facts).masked_fill(~sight, float("-inf"))
-            means.append(scores.softmax(dim=-1).mean(dim=1))
-        return torch.cat(means).float()
+        layer = store.layers[index]
+        device = queries.device
+        return window_scores(
+            queries,
+            layer.stored_keys[0],
+            torch.arange(layer.seen - queries.shape[1], layer.seen, device=device),
+            layer.slot_positions(device)[0],
+            range(layer.length),
+            self.facts[index],
+            self._OPTIONS,
+        )
+
+
+class AttentionMassCollector:
+    """Signal ``attention_mass``: ``[layers, query_heads, tokens]``, attention that each token received.
+
+    The sum over all queries of their softmax weights, block by block; a token near the end was seen by fewer
+    queries. Source: H2O (arXiv 2306.14048), accumulated attention.
+    """
+
+    wants_logits = False
+
+    def __init__(self, tokens: int, *, layers: int):
+        self._tokens = tokens
+        self._mass: list[torch.Tensor | None] = [None] * layers
+
+    def on_attention(self, layer: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
+        heads, new = queries.shape[1], queries.shape[2]
+        if self._mass[layer] is None:
+            self._mass[layer] = queries.new_zeros(heads, self._tokens, dtype=torch.float32)
+        weights = window_scores(
+            queries[0],
+            stored.stored_keys[0],
+            torch.arange(stored.seen - new, stored.seen, device=queries.device),
+            stored.slot_positions(queries.device)[0],
+            range(stored.length),
+            facts,
+            WindowOptions(heads="query", rows="sum", kernel=1),
+        )
+        self._mass[layer][:, : stored.length] += weights
+
+    def result(self, store: TokenStore) -> torch.Tensor:
+        return torch.stack([one.to(self._mass[-1].device) for one in self._mass])
 
 
 class StoredCollector:
@@ -163,6 +209,8 @@ def make_collector(name: str, *, tokens: int, layers: int):
         return RepresentationEvolutionCollector(tokens, layers=layers)
     if kind == "window_attention":
         return WindowAttentionCollector(tokens, layers=layers, **parameters)
+    if kind == "attention_mass":
+        return AttentionMassCollector(tokens, layers=layers)
     if kind == "queries":
         return QueriesCollector(tokens, layers=layers, **parameters)
     return StoredCollector(tokens, which=f"stored_{kind}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from infokv.collectors import make_collector
+from infokv.collectors import FactsCollector, make_collector
 from infokv.forward import Head, forward_chunks, logit_slices
 from infokv.signals import TokenSignals, parse_signal, signal
 from infokv.store import TokenStore
@@ -49,7 +49,8 @@ def prefill(model, input_ids: torch.Tensor, needs: Iterable[str] = (), *, chunk_
         canonical = signal(kind, **parameters)
         if canonical not in collectors:
             collectors[canonical] = make_collector(canonical, tokens=tokens, layers=layers)
-    listeners = tuple(one for one in collectors.values() if hasattr(one, "on_attention"))
+    facts = FactsCollector(layers)
+    listeners = (facts, *(one for one in collectors.values() if hasattr(one, "on_attention")))
     block_listeners = tuple(one for one in collectors.values() if hasattr(one, "on_block"))
     readers = [one for one in collectors.values() if one.wants_logits]
 
@@ -72,6 +73,7 @@ def prefill(model, input_ids: torch.Tensor, needs: Iterable[str] = (), *, chunk_
         kv_heads=store.layers[0].keys.shape[1],
         candidates=range(tokens) if candidates is None else candidates,
         seed=seed,
+        facts=tuple(facts.facts),
         values_by_name={name: one.result(store) for name, one in collectors.items()},
     )
     return store, signals

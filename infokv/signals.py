@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from infokv.attention import LayerFacts
 from infokv.errors import Refused
 
 #: Parameters of each kind of signal, with defaults.
@@ -19,6 +20,7 @@ SIGNALS: dict[str, dict[str, object]] = {
     "self_information": {},
     "representation_evolution": {},
     "window_attention": {"window": 64},
+    "attention_mass": {},
     "keys": {},
     "values": {},
     "queries": {"last": None},
@@ -94,6 +96,8 @@ class TokenSignals:
         pooling run over these alone.
     seed : int
         Differs from text to text; the only source of randomness for a scorer.
+    facts : tuple of LayerFacts
+        Scaling, soft-cap and sliding window of each layer.
     """
 
     input_ids: torch.Tensor
@@ -102,6 +106,7 @@ class TokenSignals:
     kv_heads: int
     candidates: range
     seed: int = 0
+    facts: tuple[LayerFacts, ...] = ()
     values_by_name: dict[str, object] = field(default_factory=dict, repr=False)
 
     @property

@@ -1,0 +1,36 @@
+"""TOVA: attention of the newest token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from infokv.scorer import Scorer
+from infokv.signals import TokenSignals, signal
+from infokv.windows import WindowOptions, window_scores
+
+
+@dataclass(frozen=True)
+class TOVA(Scorer):
+    """Tokens that the last query attends to, one set per layer for all heads.
+
+    Notes
+    -----
+    Source: "Transformers are Multi-State RNNs" (arXiv 2401.06104). The last token itself is kept by rule.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = (signal("queries", last=1), "keys")
+    recent: ClassVar[int] = 1
+    _OPTIONS: ClassVar[WindowOptions] = WindowOptions(heads="layer", kernel=1)
+
+    def score(self, signals: TokenSignals) -> torch.Tensor:
+        """``[layers, 1, tokens]``, attention weight averaged over query heads."""
+        slots = torch.arange(signals.tokens, device=signals.input_ids.device)
+        return torch.stack(
+            [
+                window_scores(q, k, slots[-1:], slots, range(signals.tokens), facts, self._OPTIONS)
+                for q, k, facts in zip(signals[self.needs[0]], signals.keys, signals.facts)
+            ]
+        )
