@@ -9,6 +9,7 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
+BENCH_ARGS ?=
 OLDEST := 5.12.0
 BIN := .venv/bin
 
@@ -60,7 +61,7 @@ lint: setup
 		$(CURDIR)/$(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml
 
 bench: setup
-	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv .venv-oldest build dist

@@ -174,10 +174,8 @@ def table(result: dict) -> str:
         f"{'floor (matrix products)':<28}{result['floor_row_tokens_per_s']:>13.1f}{result['share_of_floor']:>11.2f}x",
     ]
     for horizon, peak in result.get("peak_memory_bytes", {}).items():
-        cache = result["cache_bytes"][horizon]
-        lines.append(
-            f"peak memory, horizon {horizon:>5}: {peak / 2**20:>6.0f} MiB, of which the KV cache {cache / 2**20:.0f} MiB"
-        )
+        cache = result["cache_bytes"][horizon] / 2**20
+        lines.append(f"peak memory, horizon {horizon:>5}: {peak / 2**20:>6.0f} MiB, of which KV cache {cache:.0f} MiB")
     return "\n".join(lines)
 
 
