@@ -171,7 +171,7 @@ def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: S
             continue
         start += len(part)
     if companion:  # its row ends the first pass; bring it behind all others
-        first = min(rows, len(unique))
+        first = done[0].kl.shape[0] - 1
         source = [place + (place >= first) for place in source] + [first]
     joined = [torch.cat(tensors) for tensors in zip(*((one.kl, one.delta_nll, one.top1_changed) for one in done))]
     return Comparison(*(tensor[source] for tensor in joined))
