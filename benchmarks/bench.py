@@ -103,6 +103,7 @@ def _peak_of(horizon: int) -> int:
 
     loaded = load_model(check=False, offline=True)
     ids = text_ids(loaded.tokenizer, PREFIX + horizon)
+    influence(loaded.model, ids[:, :64], [[1]], prefix_length=32)  # weights are mapped from disk: touch them first
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     influence(loaded.model, ids, removed_sets(ROWS - 1, PREFIX), prefix_length=PREFIX, batch=ROWS - 1)
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
