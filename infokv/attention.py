@@ -63,8 +63,7 @@ class AttentionListener(Protocol):
 class _Session:
     store: TokenStore
     listeners: tuple[AttentionListener, ...]
-    masks: dict = field(default_factory=dict)  # of the current forward; a new position empties it
-    masks_at: int = -1
+    masks: dict = field(default_factory=dict)  # of this forward, by window
 
 
 #: What a call changes for a moment (the attention's name, RoPE, the head's input) belongs to the model, not to a
@@ -217,8 +216,6 @@ def _visibility(session: _Session, index: int, window: int | None, new: int, gro
     store = session.store
     layer, hidden = store.layers[index], store.hidden
     start = layer.seen - new
-    if session.masks_at != start:
-        session.masks, session.masks_at = {}, start
     device = layer.keys.device
     shared = layer.positions is None and (hidden is None or hidden.shape[1] == 1)
     key = (None if shared else index, window, new, device)
