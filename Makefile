@@ -9,6 +9,7 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
+BENCH_ARGS ?=
 OLDEST := 5.12.0
 BIN := .venv/bin
 
@@ -43,6 +44,7 @@ test-all: setup test-oldest
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_paths()["purelib"])' \
 		> $$(echo .venv-oldest/lib/python*/site-packages)/base.pth
 	.venv-oldest/bin/pip install --quiet $(PIP_ARGS) "transformers==$(OLDEST)"
+	.venv-oldest/bin/pip install --quiet $(PIP_ARGS) --no-deps -e .
 	touch $@
 
 test-oldest: .venv-oldest/.ready
@@ -60,7 +62,7 @@ lint: setup
 		$(CURDIR)/$(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml
 
 bench: setup
-	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv .venv-oldest build dist

@@ -247,6 +247,11 @@ def _title(runs: Runs) -> str:
     return f"Forward Influence of {k:,} of {spec.prefix:,} prefix tokens ({share})"
 
 
+def _model_name(runs: Runs) -> str:
+    """What people call the model; its identity where no run says."""
+    return runs.runs[0].provenance.get("model", {}).get("name") or runs.spec.model
+
+
 def _caption(table: pandas.DataFrame, curves: dict[str, pandas.DataFrame], counts: pandas.Series, runs: Runs) -> str:
     spec = runs.spec
     first, last = counts.iloc[0], counts.iloc[-1]
@@ -255,7 +260,7 @@ def _caption(table: pandas.DataFrame, curves: dict[str, pandas.DataFrame], count
     wider = f" (wider from offset {wide.min():,} on)" if len(wide) else ""
     infinite = [name for name, curve in curves.items() if np.isinf(curve["mean"]).any()]
     parts = (
-        f"{textwrap.shorten(spec.model, 60)}, {spec.dtype}",
+        f"{textwrap.shorten(_model_name(runs), 60)}, {spec.dtype}",
         f", context extended by {spec.extend_context}" if spec.extend_context else "",
         f"; n = {number} document{'' if number == '1' else 's'}",
         f". Line: mean over documents per chunk of {spec.chunk} offsets{wider}",

@@ -29,7 +29,7 @@ def text_ids(tokenizer, length: int):
     return torch.tensor([document.ids[:length]])
 
 
-def removed_sets(rows: int, prefix: int) -> list[list[int]]:
+def removed_sets(rows: int) -> list[list[int]]:
     """Distinct sets of 20 positions: none of the rows is merged with another."""
     return [list(range(100 + 300 * row, 120 + 300 * row)) for row in range(rows)]
 
@@ -40,7 +40,7 @@ def time_engine(model, ids) -> float:
     from infokv.prefill import prefill
 
     store, _ = prefill(model, ids[:, :PREFIX], total_length=ids.shape[1])
-    flags = [removal_flags(one, PREFIX) for one in removed_sets(ROWS - 1, PREFIX)]
+    flags = [removal_flags(one, PREFIX) for one in removed_sets(ROWS - 1)]
     began = time.perf_counter()
     compare_rows(model, store, ids[:, PREFIX:], flags, chunk_size=CHUNK, batch=ROWS - 1)
     return time.perf_counter() - began
@@ -96,16 +96,26 @@ def peak_memory(horizon: int) -> int:
 
 
 def _peak_of(horizon: int) -> int:
-    import resource
-
     from forward_influence.engine import influence
     from forward_influence.models import load_model
 
     loaded = load_model(check=False, offline=True)
     ids = text_ids(loaded.tokenizer, PREFIX + horizon)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    influence(loaded.model, ids, removed_sets(ROWS - 1, PREFIX), prefix_length=PREFIX, batch=ROWS - 1)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    influence(loaded.model, ids[:, :64], [[1]], prefix_length=32)  # weights are mapped from disk: touch them first
+    before = resident("VmRSS")
+    influence(loaded.model, ids, removed_sets(ROWS - 1), prefix_length=PREFIX, batch=ROWS - 1)
+    return resident("VmHWM") - before
+
+
+def resident(which: str) -> int:
+    """Bytes of this process that are (``VmRSS``) or were at most (``VmHWM``) resident; Linux only.
+
+    Not getrusage, whose maximum a child inherits from the process that started it.
+    """
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(which):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {which}")
 
 
 def main() -> None:
@@ -174,10 +184,8 @@ def table(result: dict) -> str:
         f"{'floor (matrix products)':<28}{result['floor_row_tokens_per_s']:>13.1f}{result['share_of_floor']:>11.2f}x",
     ]
     for horizon, peak in result.get("peak_memory_bytes", {}).items():
-        cache = result["cache_bytes"][horizon]
-        lines.append(
-            f"peak memory, horizon {horizon:>5}: {peak / 2**20:>6.0f} MiB, of which the KV cache {cache / 2**20:.0f} MiB"
-        )
+        cache = result["cache_bytes"][horizon] / 2**20
+        lines.append(f"peak memory, horizon {horizon:>5}: {peak / 2**20:>6.0f} MiB, of which KV cache {cache:.0f} MiB")
     return "\n".join(lines)
 
 

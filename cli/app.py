@@ -9,7 +9,6 @@ from forward_influence.cli import doctor, measure, plot, selectors, show
 app = typer.Typer(
     name="forward-influence",
     help="Which cached tokens matter for the far future? Remove them from the KV cache, and see what it costs.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +14,17 @@ def command(
     tokenizer: Annotated[str | None, Option(help="Folder or hub id of another tokenizer.")] = None,
     data: Annotated[
         list[str] | None,
-        Option(help="builtin, arxiv, or .jsonl, .parquet, .txt files and folders; may be repeated. "
-                    "Default: arxiv if the hub answers, else builtin."),
+        Option(
+            help="builtin, arxiv, or .jsonl, .parquet, .txt files and folders; may be repeated. "
+            "Default: arxiv if the hub answers, else builtin."
+        ),
     ] = None,
     selector: Annotated[
         list[str] | None,
-        Option(help="NAME, NAME:key=value,..., NAME:file.json or module.path:Class; may be repeated. "
-                    "Default: attention, entropy, random, none. See the command selectors."),
+        Option(
+            help="NAME, NAME:key=value,..., NAME:file.json or module.path:Class; may be repeated. "
+            "Default: attention, entropy, random, none. See the command selectors."
+        ),
     ] = None,
     fraction: Annotated[str, Option(help="Share of the prefix that is removed.")] = "0.01",
     prefix: Annotated[int, Option(help="Tokens cached before anything is removed.")] = 2048,
@@ -48,16 +53,21 @@ def command(
 
     The same command goes on after an interruption; with more selectors or documents it extends the run.
     """
-    from forward_influence.cli import FAILED
-    from forward_influence.selectors import DEFAULT_SELECTORS
-    from forward_influence.study import measure
+    from forward_influence.cli import FAILED, INTERRUPTED
 
-    outcome = measure(
-        model=model, tokenizer=tokenizer, data=data or None, selector=selector or DEFAULT_SELECTORS,
-        fraction=fraction, prefix=prefix, horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks,
-        recent=recent, limit=limit, seed=seed, batch=batch, dtype=dtype, device=device, offline=offline,
-        extend_context=extend_context, shard=shard, out=out, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug,
-    )  # fmt: skip
+    try:
+        from forward_influence.selectors import DEFAULT_SELECTORS
+        from forward_influence.study import measure
+
+        outcome = measure(
+            model=model, tokenizer=tokenizer, data=data or None, selector=selector or DEFAULT_SELECTORS,
+            fraction=fraction, prefix=prefix, horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks,
+            recent=recent, limit=limit, seed=seed, batch=batch, dtype=dtype, device=device, offline=offline,
+            extend_context=extend_context, shard=shard, out=out, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        print("\nInterrupted; finished rows are kept, and the same command goes on from there.", file=sys.stderr)
+        raise Exit(INTERRUPTED) from None
     if dry_run:
         return
     print(outcome.sentence())

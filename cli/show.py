@@ -37,14 +37,13 @@ def command(
 def describe(runs) -> str:
     """What was run and how far it is, in a few lines."""
     spec, facts = runs.spec, runs.runs[-1].provenance
-    counts = {status: sum(row["status"] == status for row in runs.rows) for status in ("ok", "skipped", "failed")}
     lines = [
         f"run        {', '.join(str(one.path) for one in runs.runs)} (hash {runs.hash[:8]})",
         f"model      {facts.get('model', {}).get('name', '?')} ({spec.model[:40]}), {spec.dtype}",
         f"data       {facts.get('corpus', {}).get('name', '?')} ({spec.data[:40]})",
         f"study      prefix {spec.prefix}, horizon {spec.horizon}, fraction {spec.fraction}, chunk {spec.chunk}, "
         f"candidates {spec.sinks} to {spec.prefix - spec.recent - 1}, seed {spec.seed}",
-        f"rows       {counts['ok']} measured, {counts['skipped']} skipped, {counts['failed']} failed"
+        f"rows       {runs.count('ok')} measured, {runs.count('skipped')} skipped, {runs.count('failed')} failed"
         f" of {planned(runs)} planned",
     ]
     reasons = {row["reason"] for row in runs.rows if row["status"] == "failed"}
@@ -55,14 +54,9 @@ def describe(runs) -> str:
 
 
 def planned(runs) -> int:
-    """Rows that the run will have, as far as its invocations said; at least those that are there."""
-    facts = [one for run in runs.runs for one in (run.provenance, *run.resumed)]
-    by_run: dict[tuple, int] = {}
-    for one in facts:
-        plan = one.get("planned", {})
-        key = (tuple(plan.get("selectors", ())), plan.get("documents"), one.get("requested", {}).get("shard"))
-        by_run[key] = plan.get("rows", 0)
-    return max(len(runs.rows), sum(by_run.values()) if len(runs.runs) > 1 else max(by_run.values(), default=0))
+    """Rows that the folders will hold when their last invocations have ended."""
+    latest = [run.resumed[-1] if run.resumed else run.provenance for run in runs.runs]
+    return max(len(runs.rows), sum(one.get("planned_rows", 0) for one in latest))
 
 
 def numbers(runs) -> str:
@@ -94,14 +88,20 @@ def _follow(paths: tuple[Path, ...]) -> None:
     """Print rows as they are written, until all planned ones are there."""
     from forward_influence.analysis.frames import open_runs
 
-    told = 0
+    told: set[tuple[str, str]] = set()
     while True:
         runs = open_runs(*paths)
-        for row in runs.rows[told:]:
-            kl = sum(c * k for c, k in zip(row["chunk_count"], row["kl_mean"])) / max(1, sum(row["chunk_count"]))
-            value = f"mean KL {kl:.3g} nats" if row["status"] == "ok" else f"{row['status']}: {row['reason']}"
-            print(f"{row['document']}  {row['selector']}  {value}", flush=True)
-        told = len(runs.rows)
-        if told >= planned(runs):
+        for row in runs.rows:
+            if (row["key"], row["status"]) not in told:
+                told.add((row["key"], row["status"]))
+                print(_line(row), flush=True)
+        if len(runs.rows) >= planned(runs):
             return
         time.sleep(_PAUSE)
+
+
+def _line(row: dict) -> str:
+    if row["status"] != "ok":
+        return f"{row['document']}  {row['selector']}  {row['status']}: {row['reason']}"
+    mean = sum(count * kl for count, kl in zip(row["chunk_count"], row["kl_mean"])) / sum(row["chunk_count"])
+    return f"{row['document']}  {row['selector']}  mean KL {_short(mean)} nats"

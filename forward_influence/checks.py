@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import torch
 
-from forward_influence.selectors import SELECTORS, TopScore, make_selector, selector_name
+from forward_influence.selectors import SELECTORS, Selector, TopScore, make_selector, selector_name
 from infokv.checks import check_scorer, synthetic_signals
 
 
 def check_selector(given) -> None:
-    """Run all checks on a selector or scorer, as a class (with its defaults), an instance, or a text.
+    """Run all checks on a selector or scorer.
+
+    Parameters
+    ----------
+    given : class, selector, scorer or str
+        A class is made with its defaults, or by the text in its attribute ``example`` if it needs parameters.
 
     Raises
     ------
     AssertionError
         With a sentence about what does not hold.
     """
-    selector = make_selector(given)
-    if isinstance(selector, TopScore):
-        check_scorer(selector.scorer)
+    selector = make_selector(getattr(given, "example", given) if isinstance(given, type) else given)
+    if ranks(selector):
+        check_scorer(getattr(selector, "scorer", selector))
     check_positions(selector)
     check_repeatable(selector)
     check_signals_unchanged(selector)
     check_name(selector)
+
+
+def ranks(selector) -> bool:
+    """Whether a selector removes the top of scores, rather than choose positions itself."""
+    own = type(selector).select is not Selector.select if isinstance(selector, Selector) else True
+    return isinstance(selector, TopScore) or (hasattr(selector, "score") and not own)
 
 
 def check_positions(selector) -> None:
@@ -31,7 +42,7 @@ def check_positions(selector) -> None:
         signals = synthetic_signals(selector.needs)
         positions = [place.__index__() for place in selector.select(signals, count, "document")]
         assert all(0 <= place < signals.tokens for place in positions), f"{positions} leave the prefix."
-        if isinstance(selector, TopScore):
+        if ranks(selector):
             assert len(set(positions)) == count, f"{count} positions were asked for, {len(set(positions))} came."
             assert all(place in signals.candidates for place in positions), f"{positions} are not all candidates."
 

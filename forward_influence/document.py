@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
+from forward_influence.builtin_selectors import Recompute
 from forward_influence.engine import CHUNK_SIZE, compare_rows, evaluation, recomputed_states, removal_flags
 from forward_influence.errors import UserError
 from forward_influence.kl import Comparison
 from forward_influence.memory import is_out_of_memory
 from forward_influence.plan import document_seed
 from forward_influence.rows import RunSpec, removal_count, row_key
-from forward_influence.selectors import NotListed, Recompute, Selector, describe_error
+from forward_influence.selectors import NotListed, Selector, describe_error
 from infokv.prefill import prefill
 
 
@@ -88,7 +89,7 @@ def measure_document(
         row = blank_row(spec, document.id, document.sha, len(document.ids), name, choice.status, choice.reason)
         row["seconds"] = round(seconds, 3)
         if choice.status == "ok":
-            row |= _removal(choice.positions, spec.prefix) | _numbers(comparison, next(measured), spec.chunk)
+            row |= _removal(choice.positions, spec.prefix) | chunk_numbers(comparison, next(measured), spec.chunk)
         rows.append(row)
     order = {name: place for place, name in enumerate(selectors)}
     return sorted(rows, key=lambda row: order[row["selector"]])
@@ -127,8 +128,7 @@ def _run(model, name, ids, selectors, spec, batch, chunk_size, debug, notify, pr
 def choose(selector: Selector, signals, count: int, document: str, prefix: int, *, debug: bool = False) -> Choice:
     """What a selector chooses, checked; a selector that raises fails alone."""
     try:
-        places = [_whole(place) for place in selector.select(signals, count, document)]
-        chosen = removal_flags(places, prefix)[0, 0].nonzero()[:, 0].tolist()  # ascending, each once
+        chosen = sorted({_position(place, prefix) for place in selector.select(signals, count, document)})
         if len(chosen) == prefix:
             raise UserError(f"it removes all {prefix} positions of the prefix; one must stay")
     except NotListed as reason:
@@ -140,11 +140,14 @@ def choose(selector: Selector, signals, count: int, document: str, prefix: int, 
     return Choice(chosen)
 
 
-def _whole(place) -> int:
+def _position(place, prefix: int) -> int:
     """A position from an int, or a tensor's or array's integer; a mask or a share is no position."""
     if isinstance(place, bool) or "bool" in str(getattr(place, "dtype", "")) or not hasattr(place, "__index__"):
         raise UserError(f"it gave {place!r} among its positions; they must be whole numbers")
-    return operator.index(place)
+    position = operator.index(place)
+    if not 0 <= position < prefix:
+        raise UserError(f"it gave position {position}, which is outside the prefix (0 to {prefix - 1})")
+    return position
 
 
 def blank_row(spec: RunSpec, document: str, sha: str, tokens: int, selector: str, status: str, reason) -> dict:
@@ -169,7 +172,7 @@ def _removal(positions: list[int], prefix: int) -> dict:
     }
 
 
-def _numbers(comparison: Comparison, index: int, chunk: int) -> dict:
+def chunk_numbers(comparison: Comparison, index: int, chunk: int) -> dict:
     """Chunk means of one row of a comparison."""
     kl, nll, changed = comparison.kl[index], comparison.delta_nll[index], comparison.top1_changed[index]
     starts = list(range(0, len(kl), chunk))

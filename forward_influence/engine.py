@@ -7,10 +7,11 @@ else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 
+from forward_influence.context import context_limit
 from forward_influence.errors import UserError
 from forward_influence.kl import Comparison, compare_logits
 from forward_influence.memory import is_out_of_memory, rows_that_fit
@@ -110,7 +111,10 @@ def influence(model, input_ids: torch.Tensor, removed: Sequence[Removal], *, pre
     Raises
     ------
     UserError
-        If a position lies outside the prefix, a shape does not fit, or a set leaves nothing of the prefix.
+        If a position lies outside the prefix, a shape does not fit, or the text is too long for the model.
+    Refused
+        If a set leaves nothing of the prefix, or the model does something that cannot be masked. (A query always
+        sees itself, so a sliding window that is emptied behind it is no error.)
 
     Notes
     -----
@@ -154,8 +158,11 @@ def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: S
     Comparison
         Tensors ``[len(flags), horizon]`` on the CPU; with a companion, its row comes last.
     """
+    if batch is not None and batch < 1:
+        raise UserError(f"batch is {batch}; it must be at least 1 ablated row, or None for what memory allows.")
     unique, source = _unique(flags)
-    rows = batch or rows_that_fit(model, prefix, continuation.shape[1], chunk_size)
+    others = int(companion is not None)  # the companion has a store of its own
+    rows = batch or rows_that_fit(model, prefix, continuation.shape[1], chunk_size, others)
     done: list[Comparison] = []
     start = 0
     while start < len(unique) or (companion and not done):
@@ -171,7 +178,7 @@ def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: S
             continue
         start += len(part)
     if companion:  # its row ends the first pass; bring it behind all others
-        first = min(rows, len(unique))
+        first = done[0].kl.shape[0] - 1
         source = [place + (place >= first) for place in source] + [first]
     joined = [torch.cat(tensors) for tensors in zip(*((one.kl, one.delta_nll, one.top1_changed) for one in done))]
     return Comparison(*(tensor[source] for tensor in joined))
@@ -234,8 +241,12 @@ def _stack(flags: Sequence[torch.Tensor], prefix: int, device) -> torch.Tensor:
     """Sets with one or many layers and heads as one tensor ``[rows, layers or 1, kv_heads or 1, prefix]``."""
     if not flags:
         return torch.zeros(0, 1, 1, prefix, dtype=torch.bool, device=device)
-    shape = torch.broadcast_shapes(*(one.shape for one in flags))
-    return torch.stack([one.expand(shape) for one in flags]).to(device)
+    try:
+        shape = torch.broadcast_shapes(*(one.shape for one in flags))
+    except RuntimeError:
+        shapes = ", ".join(str(list(one.shape)) for one in flags)
+        raise UserError(f"Removed sets of shapes {shapes} do not fit together; use one number of layers.") from None
+    return torch.stack([one.to(device).expand(shape) for one in flags])
 
 
 def removal_flags(removed: Removal, prefix: int, index: int = 0) -> torch.Tensor:
@@ -253,12 +264,20 @@ def removal_flags(removed: Removal, prefix: int, index: int = 0) -> torch.Tensor
                 f"{prefix}], the last being the prefix length."
             )
         return removed
+    if not isinstance(removed, Iterable):
+        raise UserError(f"removed[{index}] is {removed!r}; each set is a collection of positions, such as [3, 4].")
     flags = torch.zeros(1, 1, prefix, dtype=torch.bool)
     for position in removed:
+        boolean = isinstance(position, bool) or str(getattr(position, "dtype", "")).endswith("bool")
         try:
-            place = position.__index__()
+            place = None if boolean else position.__index__()
         except (AttributeError, TypeError):
-            raise UserError(f"removed[{index}] holds {position!r}; positions are whole numbers.") from None
+            place = None
+        if place is None:
+            raise UserError(
+                f"removed[{index}] holds {position!r}; positions are whole numbers (a mask is a bool tensor "
+                f"[layers or 1, KV heads or 1, {prefix}])."
+            )
         if not 0 <= place < prefix:
             raise UserError(
                 f"removed[{index}] holds position {place}, which is outside the prefix; positions go from 0 to "
@@ -272,13 +291,28 @@ def check_ids(model, input_ids: torch.Tensor, prefix_length: int) -> torch.Tenso
     """``input_ids`` on the model's device, or a sentence about what is wrong with them."""
     if input_ids.dim() != 2 or input_ids.shape[0] != 1:
         raise UserError(f"input_ids has shape {list(input_ids.shape)}; it must be [1, prefix + horizon].")
+    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise UserError(f"input_ids is {input_ids.dtype}; token ids are whole numbers.")
     length = input_ids.shape[1]
-    if not 1 <= prefix_length < length:
+    if not isinstance(prefix_length, int) or not 1 <= prefix_length < length:
         raise UserError(
             f"prefix_length is {prefix_length}; with {length} tokens it must be from 1 to {length - 1}, "
             "so that at least one token follows."
         )
+    check_length(model, length)
     return input_ids.to(model.get_input_embeddings().weight.device)
+
+
+def check_length(model, length: int) -> None:
+    """Refuse a text beyond the model's context limit, where models go on silently with nonsense."""
+    config = model.config.get_text_config()
+    limit = context_limit(config)
+    grows = "dynamic" in str(getattr(config, "rope_parameters", None) or "")  # made for any length
+    if limit is not None and length > limit and not grows:
+        raise UserError(
+            f"The text has {length} tokens, and {type(model).__name__} has a context of {limit}; use a shorter one, or "
+            "load the model with extend_context='yarn'."
+        )
 
 
 class evaluation:  # noqa: N801  (reads as a statement: with evaluation(model): ...)

@@ -44,8 +44,8 @@ class Estimate:
 
         return (
             f"Expected: about {duration(self.seconds)}; memory {size(self.weights)} for the weights and "
-            f"{size(self.one_row)} (one ablated row at a time) to {size(self.all_rows)} (all at once) for the cache, of "
-            f"{size(self.free)} free; {size(self.disk)} on disk."
+            f"{size(self.one_row)} (one ablated row at a time) to {size(self.all_rows)} (all at once) for the cache, "
+            f"of {size(self.free)} free; {size(self.disk)} on disk."
         )
 
 
@@ -119,6 +119,6 @@ def estimate(plan, todo: list[tuple], *, chunk_size: int) -> Estimate:
         one_row=need.total(1),
         all_rows=need.total(max(rows)),
         free=free_memory(torch.device(plan.device)),
-        disk=sum(count * (h * 13 + h // spec.chunk * 90 + 600) for h, count in zip(horizons, rows)),
+        disk=sum(count * (h * 12 + h // spec.chunk * 65 + 500) for h, count in zip(horizons, rows)),
         seconds=work / matrix_rate(plan.device, plan.dtype) / _EFFICIENCY,
     )

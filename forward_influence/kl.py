@@ -43,13 +43,14 @@ class Comparison:
     top1_changed: torch.Tensor
 
 
+@torch.no_grad()
 def kl_divergence(reference_logits: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """``KL(reference || other)`` in nats over the whole vocabulary.
 
     Parameters
     ----------
     reference_logits, logits : Tensor ``[..., vocabulary]``
-        Any float dtype, taken as they are; shapes broadcast. ``-inf`` means probability 0.
+        Any float dtype, taken as they are; shapes broadcast. ``-inf`` means probability 0. No gradient flows.
 
     Returns
     -------
@@ -73,6 +74,7 @@ def kl_divergence(reference_logits: torch.Tensor, logits: torch.Tensor) -> torch
     return out.reshape(shape[:-1])
 
 
+@torch.no_grad()
 def compare_logits(reference: torch.Tensor, logits: torch.Tensor, targets: torch.Tensor) -> Comparison:
     """Compare several rows with one reference; its part of the work is shared.
 

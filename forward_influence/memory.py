@@ -61,8 +61,8 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available
 
 
-def rows_that_fit(model, prefix: TokenStore, horizon: int, chunk_size: int) -> int:
-    """How many ablated rows one pass can hold beside the reference; at least 1."""
+def rows_that_fit(model, prefix: TokenStore, horizon: int, chunk_size: int, others: int = 0) -> int:
+    """How many ablated rows one pass can hold beside the reference and ``others``; at least 1."""
     weight = model.get_input_embeddings().weight
     need = memory_need(
         model.config,
@@ -71,7 +71,7 @@ def rows_that_fit(model, prefix: TokenStore, horizon: int, chunk_size: int) -> i
         chunk_size=chunk_size,
         element_size=weight.element_size(),
     )
-    room = int(free_memory(weight.device) * _USABLE) - need.total(0)
+    room = int(free_memory(weight.device) * _USABLE) - need.total(others)
     return max(1, min(_MOST_ROWS, room // need.per_row))
 
 
@@ -80,4 +80,5 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
-    return any(words in text for words in ("out of memory", "can't allocate memory", "not enough memory"))
+    words = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "bad_alloc")
+    return any(one in text for one in words)

@@ -10,8 +10,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forward_influence.data import load_documents
 from forward_influence.errors import UserError
-from forward_influence.request import check_candidates, check_numbers, check_positions, check_writable, parse_shard
+from forward_influence.request import (
+    check_candidates,
+    check_listed,
+    check_numbers,
+    check_positions,
+    check_writable,
+    parse_shard,
+)
 from forward_influence.rows import RunSpec, parse_fraction, removal_count
 from forward_influence.selectors import DEFAULT_SELECTORS, Selector, make_selectors
 
@@ -109,8 +117,8 @@ def make_plan(
     source, device, dtype, context = _resolve(
         model, tokenizer, device, dtype, offline, extend_context, prefix + horizon, tell
     )
-    effective = _effective_horizon(source.name, context.limit, prefix, horizon, tell)
-    corpus = _load_corpus(data, seed, offline)
+    effective = effective_horizon(source.name, context.limit, prefix, horizon, tell)
+    corpus = load_documents(data, seed=seed, offline=offline)
     for sentence in (*corpus.notices, *corpus.problems):
         tell(sentence)
     words = _tokenizer(model, source, tell)
@@ -130,9 +138,10 @@ def make_plan(
         full_horizon=full_horizon,
         extend_context=context.method,
     )
-    documents, short = _choose(corpus, words, spec, limit or DOCUMENTS, notify)
+    documents, short = choose_documents(corpus, words, spec, limit or DOCUMENTS, notify)
     if limit is not None and len(documents) < limit:
         tell(f"{limit} documents were asked for; {len(documents)} of this corpus are long enough.")
+    check_listed(selectors, documents)
     if place is not None:
         documents, short = documents[place[0] - 1 :: place[1]], short[place[0] - 1 :: place[1]]
         if not documents:
@@ -194,7 +203,7 @@ def _tokenizer(model, source, tell):
     return model.tokenizer if isinstance(model, LoadedModel) else load_tokenizer(source, tell)
 
 
-def _effective_horizon(name: str, limit: int | None, prefix: int, horizon: int, tell) -> int:
+def effective_horizon(name: str, limit: int | None, prefix: int, horizon: int, tell) -> int:
     if limit is None or prefix + horizon <= limit:
         return horizon
     if prefix >= limit:
@@ -209,14 +218,7 @@ def _effective_horizon(name: str, limit: int | None, prefix: int, horizon: int, 
     return limit - prefix
 
 
-def _load_corpus(data, seed: int, offline: bool):
-    from forward_influence.data import load_documents
-    from forward_influence.hub import hub_reachable
-
-    return load_documents(data, seed=seed, offline=offline, hub_reachable=hub_reachable)
-
-
-def _choose(corpus, tokenizer, spec: RunSpec, limit: int, notify):
+def choose_documents(corpus, tokenizer, spec: RunSpec, limit: int, notify):
     """The first ``limit`` documents that are long enough, and the shorter ones met before."""
     length, least = spec.prefix + spec.horizon, least_length(spec)
     found, short, longest, told = [], [], 0, time.monotonic()

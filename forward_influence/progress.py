@@ -44,6 +44,8 @@ class Progress:
     def label(self, text: str) -> None:
         """What is being worked on."""
         self._label = text
+        if not self._done:
+            self._began = time.monotonic()  # what came before, such as loading a model, says nothing about the rest
         if self._bar is not None:
             self._bar.set_description(text)
 

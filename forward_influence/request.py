@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from forward_influence.builtin_selectors import NoRemoval, Positions, Recompute
 from forward_influence.errors import UserError
-from forward_influence.selectors import NoRemoval, Positions, Recompute, Selector
+from forward_influence.selectors import Selector
 
 #: Least value and meaning of each number that a study takes.
 _NUMBERS = {
@@ -64,6 +65,17 @@ def check_positions(selectors: dict[str, Selector], prefix: int) -> None:
                 raise UserError(
                     f"{name} has position {place}, which is outside the prefix; positions go from 0 to {prefix - 1}."
                 )
+
+
+def check_listed(selectors: dict[str, Selector], documents: list) -> None:
+    """Refuse a file of positions that is about other documents altogether."""
+    for name, selector in selectors.items():
+        listed = selector.by_document if isinstance(selector, Positions) else None
+        if listed is not None and not any(document.id in listed for document in documents):
+            raise UserError(
+                f"{name} lists none of the {len(documents)} documents; their ids look like {documents[0].id!r}, those "
+                f"in the file like {next(iter(listed), '')!r}."
+            )
 
 
 def check_writable(folder: Path) -> None:

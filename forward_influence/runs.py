@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forward_influence.errors import UserError
-from forward_influence.rows import RunSpec, check_row, dumps_row
+from forward_influence.rows import SCHEMA_VERSION, RunSpec, check_row, dumps_row
 from forward_influence.run_files import (
     ROWS,
     RUN_JSON,
@@ -177,6 +177,8 @@ def read_run(path: str | Path) -> Run:
         spec = RunSpec.from_dict(header["spec"])
     except TypeError as error:
         raise corrupt_header(path) from error
+    if header.get("schema") == SCHEMA_VERSION and spec.hash() != header["hash"]:
+        raise corrupt_header(path)  # edited by hand: its rows belong to another spec
     rows = [row for row, _, _ in scan(path / ROWS, header["hash"])]
     return Run(path, spec, header["hash"], header["provenance"], header["resumed"], rows)
 

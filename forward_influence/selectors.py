@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,15 +12,14 @@ from forward_influence.errors import UserError
 from infokv.errors import Refused
 from infokv.registry import Registry
 from infokv.scorer import SCORERS, Scorer
-from infokv.scorers.snapkv import SnapKV
-from infokv.signals import TokenSignals, parse_signal, signal
+from infokv.signals import TokenSignals, parse_signal
 
 
 class Selector:
     """Which positions of a prefix to remove: one set, shared by all layers and heads.
 
-    The contract; subclassing it only brings the defaults. A class that has ``score`` instead of ``select``
-    (any :class:`infokv.Scorer`) is a selector too: its top scores are removed.
+    The contract; subclassing it only brings the defaults. A subclass has ``select``, or ``score`` as an
+    :class:`infokv.Scorer` has, and then its top scores are removed. Any scorer is a selector, too.
 
     Attributes
     ----------
@@ -44,11 +40,29 @@ class Selector:
         document : str
             Id of the document.
         """
-        raise TypeError(f"{type(self).__name__} does not say what it selects; give it select or score.")
+        if not hasattr(self, "score"):
+            raise TypeError(f"{type(self).__name__} does not say what it selects; give it select or score.")
+        return TopScore(self).select(signals, count, document)
+
+
+class NotListed(Exception):
+    """A selector has nothing to say about a document: its row is skipped with this reason."""
 
 
 #: Built-in and added selectors. Every registered scorer is a selector as well.
-SELECTORS = Registry("selector", "forward_influence.selectors")
+SELECTORS = Registry(
+    "selector",
+    "forward_influence.selectors",
+    {
+        "attention": "forward_influence.builtin_selectors:Attention",
+        "entropy": "forward_influence.builtin_selectors:Entropy",
+        "entropy-next": "forward_influence.builtin_selectors:EntropyNext",
+        "low-entropy": "forward_influence.builtin_selectors:LowEntropy",
+        "positions": "forward_influence.builtin_selectors:Positions",
+        "none": "forward_influence.builtin_selectors:NoRemoval",
+        "recompute": "forward_influence.builtin_selectors:Recompute",
+    },
+)
 
 DEFAULT_SELECTORS = ("attention", "entropy", "random", "none")
 
@@ -109,158 +123,6 @@ def top_positions(scores: torch.Tensor, candidates: range, count: int) -> list[i
     return sorted(candidates.start + i for i in order.tolist())
 
 
-@register_selector("attention")
-@dataclass(frozen=True)
-class Attention(SnapKV):
-    """Tokens that the last queries of the prefix attend to (SnapKV's score).
-
-    Parameters
-    ----------
-    window, kernel : int
-        Observation window and average pool; see :class:`infokv.SnapKV`.
-    """
-
-
-@register_selector("entropy")
-@dataclass(frozen=True)
-class Entropy(Scorer):
-    """Tokens that were hard to predict: entropy of the distribution from which they came.
-
-    Parameters
-    ----------
-    k : int or None
-        Most likely tokens over which entropy is taken; None for the whole vocabulary.
-    """
-
-    k: int | None = 256
-    align: ClassVar[str] = "self"
-    sign: ClassVar[int] = 1
-
-    def __post_init__(self):
-        if self.k is not None and self.k < 1:
-            raise Refused(f"k is {self.k}; it must be at least 1, or none for the whole vocabulary.")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return (signal("entropy", k="full" if self.k is None else self.k, align=self.align),)
-
-    def score(self, signals: TokenSignals) -> torch.Tensor:
-        return self.sign * signals[self.needs[0]][None, None]
-
-
-@register_selector("entropy-next")
-@dataclass(frozen=True)
-class EntropyNext(Entropy):
-    """Tokens after which the next one was hard to predict.
-
-    Parameters
-    ----------
-    k : int or None
-        Most likely tokens over which entropy is taken; None for the whole vocabulary.
-    """
-
-    align: ClassVar[str] = "next"
-
-
-@register_selector("low-entropy")
-@dataclass(frozen=True)
-class LowEntropy(Entropy):
-    """Tokens that were easy to predict: the opposite of ``entropy``, a control.
-
-    Parameters
-    ----------
-    k : int or None
-        Most likely tokens over which entropy is taken; None for the whole vocabulary.
-    """
-
-    sign: ClassVar[int] = -1
-
-
-@register_selector("positions")
-@dataclass(frozen=True)
-class Positions(Selector):
-    """Explicit positions: ``positions:at=5+9+12``, or ``positions:file.json`` (document id to list).
-
-    Parameters
-    ----------
-    at : str
-        Positions joined by ``+``, the same for every document.
-    """
-
-    example: ClassVar[str] = "positions:at=5+9+12"
-
-    at: str = ""
-    by_document: dict | None = field(default=None, compare=False, repr=False, kw_only=True)
-    source: str = field(default="", repr=False, kw_only=True)
-
-    def __post_init__(self):
-        if not self.at and self.by_document is None:
-            raise UserError("positions needs to know where: write positions:at=5+9+12 or positions:file.json.")
-        if self.at and not all(part.strip().isdigit() for part in self.at.split("+")):
-            raise UserError(f"positions:at={self.at} is not a list of positions; write it like at=5+9+12.")
-
-    @classmethod
-    def load(cls, path: str) -> Positions:
-        """From a JSON object that maps document ids to lists of positions."""
-        try:
-            raw = Path(path).read_bytes()
-            mapping = json.loads(raw)
-        except OSError as error:
-            raise UserError(f"{path!r} cannot be read ({error.strerror}); check the path.") from error
-        except ValueError as error:
-            raise UserError(f"{path!r} is not JSON ({error}).") from error
-        fits = isinstance(mapping, dict) and all(
-            isinstance(places, list) and all(type(place) is int for place in places) for places in mapping.values()
-        )
-        if not fits:
-            raise UserError(f"{path!r} must be a JSON object of document id to a list of positions.")
-        digest = hashlib.sha256(json.dumps(mapping, sort_keys=True).encode()).hexdigest()[:8]
-        return cls(by_document=mapping, source=f"{Path(path).name}@{digest}")
-
-    def listed(self) -> list[int]:
-        """All positions of all documents."""
-        if self.by_document is None:
-            return self.select(None, 0, "")
-        return [place for places in self.by_document.values() for place in places]
-
-    def canonical(self) -> str:
-        if self.by_document is not None:
-            return f"positions:{self.source}"
-        return "positions:at=" + "+".join(map(str, self.select(None, 0, "")))
-
-    def select(self, signals, count: int, document: str) -> list[int]:
-        if self.by_document is None:
-            return sorted({int(part) for part in self.at.split("+")})
-        if document not in self.by_document:
-            raise NotListed(f"{self.source} lists no positions for it")
-        return sorted(set(self.by_document[document]))
-
-
-class NotListed(Exception):
-    """A selector has nothing to say about a document: its row is skipped with this reason."""
-
-
-@register_selector("none")
-@dataclass(frozen=True)
-class NoRemoval(Selector):
-    """Nothing is removed: a real row of the batch, which proves that the rows are alike."""
-
-    def select(self, signals, count: int, document: str) -> list[int]:
-        return []
-
-
-@register_selector("recompute")
-@dataclass(frozen=True)
-class Recompute(Selector):
-    """Nothing is removed, and the reference is computed again in other chunks: the numerical floor.
-
-    What it shows is the error of machine and dtype; an influence below it is not a measurement.
-    """
-
-    def select(self, signals, count: int, document: str) -> list[int]:
-        return []
-
-
 def make_selector(given) -> Selector:
     """A selector from a text, a class, a selector or a scorer.
 
@@ -282,7 +144,7 @@ def make_selector(given) -> Selector:
         )
     needs = getattr(made, "needs", None)
     if isinstance(needs, str) or not isinstance(needs, Iterable):
-        raise UserError(f"The needs of {shown!r} are {needs!r}; write a tuple of signal names, such as ('entropy',) or ().")
+        raise UserError(f"The needs of {shown!r} are {needs!r}; write a tuple of signals, such as ('entropy',) or ().")
     for name in needs:
         parse_signal(name)
     return made if hasattr(made, "select") else TopScore(made)

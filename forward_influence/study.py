@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from forward_influence.plan import Plan, make_plan
+from forward_influence.plan import Plan, least_length, make_plan
 from forward_influence.progress import Progress
+from forward_influence.request import check_numbers
 from forward_influence.rows import row_key
-from forward_influence.selectors import DEFAULT_SELECTORS
+from forward_influence.selectors import DEFAULT_SELECTORS, describe_error
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,22 @@ class Outcome:
     path : Path
         The run folder.
     ok, skipped, failed : int
-        Documents of this request: measured by at least one selector; skipped; failed.
+        Documents of this request: measured with at least one selector; skipped; failed.
+    failed_rows : int
+        Rows that failed, those of single selectors included.
     """
 
     path: Path
     ok: int
     skipped: int
     failed: int
+    failed_rows: int = 0
 
     def sentence(self) -> str:
         """The outcome for a person."""
-        return f"{self.ok} documents measured, {self.skipped} skipped, {self.failed} failed: {self.path}"
+        noun = "document" if self.ok == 1 else "documents"
+        rows = f" ({self.failed_rows} rows; forward-influence show says why)" if self.failed_rows else ""
+        return f"{self.ok} {noun} measured, {self.skipped} skipped, {self.failed} failed{rows}: {self.path}"
 
     def runs(self):
         """The rows, as :func:`forward_influence.open_runs` gives them."""
@@ -81,8 +86,8 @@ def measure(
         Folder or hub id of a tokenizer other than the model's.
     data : str, path or list of paths, optional
         ``"builtin"``, ``"arxiv"``, or files and folders of .jsonl, .parquet and .txt.
-    selector : iterable
-        Texts (``"infokv:alpha=0.5"``), classes, or objects.
+    selector : str, class, object, or iterable of these
+        Texts such as ``"infokv:alpha=0.5"``; selectors and scorers as classes or objects.
     fraction : str or float
         Share of the prefix that is removed; 0.01 of 2048 is 20 tokens.
     prefix, horizon : int
@@ -115,7 +120,7 @@ def measure(
     quiet : bool
         Neither notices nor progress.
     debug : bool
-        Let an error of a document end the study, with its traceback.
+        Let an error of a document or a selector end the study, with its traceback.
 
     Returns
     -------
@@ -130,8 +135,8 @@ def measure(
     -----
     Source: arXiv 2606.26875, the study of Forward Influence (prefix 2048, 1%, chunks of 128, out to 14,000).
     """
-    progress = Progress(0, quiet=quiet)
-    _check_batch(batch)
+    progress = Progress(quiet=quiet)
+    check_numbers(batch=batch)
     plan = make_plan(
         model=model, tokenizer=tokenizer, data=data, selector=selector, fraction=fraction, prefix=prefix,
         horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks, recent=recent, limit=limit, seed=seed,
@@ -139,89 +144,111 @@ def measure(
         notify=progress.say,
     )  # fmt: skip
     if dry_run:
-        return _dry_run(plan, fresh, progress)
-    return _run(plan, model, offline=offline, batch=batch, fresh=fresh, quiet=quiet, debug=debug)
+        from forward_influence.dry_run import describe_plan, rows_there
+
+        rows = rows_there(plan, fresh)
+        done = {row["key"] for row in rows if row["status"] != "failed"}
+        print(describe_plan(plan, pending(plan, done)), flush=True)
+        return outcome(plan, rows)
+    return _run(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug)
 
 
-def _check_batch(batch: int | None) -> None:
-    from forward_influence.errors import UserError
-
-    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-        raise UserError(f"batch is {batch}; it must be a whole number of at least 1 ablated row.")
-
-
-def _run(plan: Plan, model, *, offline: bool, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Outcome:
+def _run(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Outcome:
     from forward_influence.document import blank_row
     from forward_influence.provenance import provenance
+    from forward_influence.run_files import ROWS, scan
     from forward_influence.runs import RunFolder
 
     facts = provenance(
         requested=plan.requested, device=plan.device, dtype=plan.dtype, batch=batch, corpus=plan.corpus,
         model={"name": plan.source.name, "path": str(plan.source.path)},
-        tokenizer_adds_bos=plan.tokenizer.bos, notices=list(plan.notices),
-        planned={"documents": len(plan.documents), "selectors": list(plan.selectors),
-                 "rows": (len(plan.documents) + len(plan.short)) * len(plan.selectors)},
+        tokenizer_adds_bos=plan.tokenizer.bos, notices=list(plan.notices), planned_rows=len(wanted(plan)),
     )  # fmt: skip
     with RunFolder.open(plan.out, plan.spec, facts, fresh=fresh) as folder:
         done = folder.done()
+        folder.note({"planned_rows": len(done | wanted(plan))})
+        reason = f"shorter than {least_length(plan.spec)} tokens"
         skipped = [
-            row
+            blank_row(plan.spec, document, sha, tokens, name, "skipped", reason)
             for document, tokens, sha in plan.short
-            for row in (
-                blank_row(plan.spec, document, sha, tokens, name, "skipped", _too_short(plan.spec))
-                for name in plan.selectors
-            )
-            if row["key"] not in done
+            for name in plan.selectors
         ]
-        folder.append(skipped)
+        folder.append(row for row in skipped if row["key"] not in done)
         todo = pending(plan, done)
         if todo:
-            _measure_documents(plan, todo, folder, model, offline=offline, batch=batch, quiet=quiet, debug=debug)
-        return outcome(plan, folder.rows())
+            _measure_documents(plan, todo, folder, model, batch=batch, quiet=quiet, debug=debug)
+        return outcome(plan, (row for row, _, _ in scan(folder.path / ROWS, plan.spec.hash())))
 
 
-def _measure_documents(plan: Plan, todo, folder, model, *, offline, batch, quiet, debug) -> None:
-    from forward_influence.document import blank_row, measure_document
+def _measure_documents(plan: Plan, todo, folder, model, *, batch, quiet, debug) -> None:
+    from forward_influence.document import measure_document
     from forward_influence.engine import CHUNK_SIZE
     from forward_influence.estimate import estimate
 
-    rows = sum(len(selectors) for _, selectors in todo)
-    horizons = [min(len(one.ids) - plan.spec.prefix, plan.spec.horizon) for one, _ in todo]
-    progress = Progress(sum(h * len(s) for h, (_, s) in zip(horizons, todo)), quiet=quiet)
-    progress.say(estimate(plan, rows_pending=rows, chunk_size=CHUNK_SIZE).sentence())
-    loaded = _loaded(plan, model, offline, progress.say)
-    folder.note({"attention": loaded.attention, "reference_check": loaded.check})
+    horizons = [min(len(document.ids) - plan.spec.prefix, plan.spec.horizon) for document, _ in todo]
+    work = [horizon * len(selectors) for horizon, (_, selectors) in zip(horizons, todo)]
+    progress = Progress(sum(work), quiet=quiet)
     try:
+        if not quiet:  # it takes a third of a second
+            progress.say(estimate(plan, todo, chunk_size=CHUNK_SIZE).sentence())
+        loaded = _loaded(plan, model, progress.say)
+        folder.note({
+            "attention": loaded.attention, "reference_check": loaded.check,
+            "notices": list(dict.fromkeys([*plan.notices, *loaded.notices])),
+        })  # fmt: skip
         for number, (document, selectors) in enumerate(todo, start=1):
             progress.label(f"document {number} of {len(todo)}")
             try:
                 rows = measure_document(
-                    loaded.model, document, selectors, plan.spec, batch=batch, notify=progress.say,
+                    loaded.model, document, selectors, plan.spec, batch=batch, debug=debug, notify=progress.say,
                     progress=progress.advance,
                 )  # fmt: skip
             except Exception as error:  # one document's trouble is not that of the others
                 if debug:
                     raise
-                reason = f"{type(error).__name__}: {error}"
-                progress.say(f"Document {document.id} failed ({reason}); going on with the next.")
-                rows = [
-                    blank_row(plan.spec, document.id, document.sha, len(document.ids), name, "failed", reason)
-                    for name in selectors
-                ]
+                rows = _failed_rows(plan.spec, document, selectors, describe_error(error))
             folder.append(rows)
+            progress.reach(sum(work[:number]))
+            _tell_failures(rows, progress.say)
     finally:
         progress.close()
 
 
-def _loaded(plan: Plan, model, offline: bool, notify):
+def _failed_rows(spec, document, selectors, reason: str) -> list[dict]:
+    from forward_influence.document import blank_row
+
+    return [blank_row(spec, document.id, document.sha, len(document.ids), name, "failed", reason) for name in selectors]
+
+
+def _tell_failures(rows: list[dict], say) -> None:
+    """One sentence for each reason for which rows of a document failed."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if row["status"] == "failed":
+            by_reason.setdefault(row["reason"], []).append(row["selector"])
+    for reason, names in by_reason.items():
+        what = "" if len(names) == len(rows) else f" with {', '.join(names)}"
+        say(f"Document {rows[0]['document']!r} failed{what} ({reason.rstrip('.')}); going on.")
+
+
+def _loaded(plan: Plan, model, say):
     from forward_influence.models import LoadedModel, load_model
 
     if isinstance(model, LoadedModel):
         return model
+    extension = plan.spec.extend_context
     return load_model(
-        plan.source, dtype=plan.dtype, device=plan.device, offline=offline, extend_context=plan.spec.extend_context,
-        target_length=plan.spec.prefix + plan.spec.horizon if plan.spec.extend_context else None, notify=notify,
+        plan.source, dtype=plan.dtype, device=plan.device,
+        extend_context=extension.partition(":")[0] if extension else None,
+        target_length=plan.spec.prefix + plan.spec.horizon if extension else None,
+        notify=lambda sentence: None if sentence in plan.notices else say(sentence),
     )  # fmt: skip
+
+
+def wanted(plan: Plan) -> set[str]:
+    """Keys of all rows that the plan asks for."""
+    names = [document.id for document in plan.documents] + [name for name, _, _ in plan.short]
+    return {row_key(plan.spec.hash(), name, selector) for name in names for selector in plan.selectors}
 
 
 def pending(plan: Plan, done: set[str]) -> list[tuple]:
@@ -238,46 +265,15 @@ def pending(plan: Plan, done: set[str]) -> list[tuple]:
     return out
 
 
-def outcome(plan: Plan, rows: list[dict]) -> Outcome:
+def outcome(plan: Plan, rows: Iterable[dict]) -> Outcome:
     """Documents of this request by how they ended."""
-    wanted = {one.id for one in plan.documents} | {name for name, _, _ in plan.short}
-    statuses: dict[str, set[str]] = {}
+    keys = wanted(plan)
+    statuses: dict[str, list[str]] = {}
     for row in rows:
-        if row["document"] in wanted and row["selector"] in plan.selectors:
-            statuses.setdefault(row["document"], set()).add(row["status"])
+        if row["key"] in keys:
+            statuses.setdefault(row["document"], []).append(row["status"])
     counts = {"ok": 0, "failed": 0, "skipped": 0}
     for found in statuses.values():
         counts[next(status for status in counts if status in found)] += 1
-    return Outcome(plan.out, counts["ok"], counts["skipped"], counts["failed"])
-
-
-def _too_short(spec) -> str:
-    from forward_influence.plan import least_length
-
-    return f"shorter than {least_length(spec)} tokens"
-
-
-def _dry_run(plan: Plan, fresh: bool, progress: Progress) -> Outcome:
-    from forward_influence.engine import CHUNK_SIZE
-    from forward_influence.estimate import estimate
-    from forward_influence.runs import read_run
-
-    rows = [] if fresh or not (plan.out / "run.json").exists() else read_run(plan.out).rows
-    done = {row["key"] for row in rows if row["status"] != "failed"}
-    todo = pending(plan, done)
-    missing = sum(len(selectors) for _, selectors in todo)
-    lines = [
-        f"model {plan.source.name} ({plan.source.identity}), {plan.dtype} on {plan.device}",
-        f"data {plan.corpus['name']}: {len(plan.documents)} documents, {len(plan.short)} too short",
-        f"prefix {plan.spec.prefix}, horizon {plan.spec.horizon}, fraction {plan.spec.fraction}, "
-        f"chunk {plan.spec.chunk}, seed {plan.spec.seed}",
-        f"selectors {', '.join(plan.selectors)}",
-        f"{missing} rows to measure, {len(plan.documents) * len(plan.selectors) - missing} there already",
-        f"run folder {plan.out} (hash {plan.spec.hash()[:8]})",
-    ]
-    print("\n".join(lines))
-    if missing:
-        print(estimate(plan, rows_pending=missing, chunk_size=CHUNK_SIZE).sentence())
-    print("Dry run: no weights were loaded and nothing was written.")
-    sys.stdout.flush()
-    return outcome(plan, rows)
+    failed_rows = sum(found.count("failed") for found in statuses.values())
+    return Outcome(plan.out, counts["ok"], counts["skipped"], counts["failed"], failed_rows)

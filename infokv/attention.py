@@ -9,6 +9,7 @@ the hidden flags.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -62,9 +63,12 @@ class AttentionListener(Protocol):
 class _Session:
     store: TokenStore
     listeners: tuple[AttentionListener, ...]
-    masks: dict = field(default_factory=dict)  # of the current forward; a new position empties it
-    masks_at: int = -1
+    masks: dict = field(default_factory=dict)  # of this forward, by window
 
+
+#: What a call changes for a moment (the attention's name, RoPE, the head's input) belongs to the model, not to a
+#: thread: calls of several threads take turns.
+ONE_AT_A_TIME = threading.RLock()
 
 _ACTIVE: ContextVar[_Session | None] = ContextVar("infokv_session", default=None)
 
@@ -129,7 +133,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, dropout=
     if unknown or (dropout and module.training):
         raise Refused(
             f"{type(module).__name__} asks for {', '.join(unknown) or 'dropout'}, which this attention does not "
-            "know; leaving it out would give wrong numbers. Use a model without it."
+            f"know; leaving it out would give wrong numbers. {'Use another model' if unknown else 'Call model.eval()'}."
         )
     if attention_mask is not None:
         raise Refused("A ready-made attention mask was passed; hide positions through the store instead.")
@@ -154,13 +158,15 @@ def _attend(query: torch.Tensor, session: _Session, index: int, facts: LayerFact
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=facts.scaling)
     else:
         out = _softcapped(folded, keys, values, mask, facts)
-    return out.view(rows, query_heads, new, -1).transpose(1, 2)
+    # Not view: kernels differ in the layout of what they return.
+    return out.reshape(rows, query_heads, new, -1).transpose(1, 2)
 
 
 def _softcapped(folded, keys, values, mask, facts: LayerFacts) -> torch.Tensor:
     """Attention with capped scores, which no fused kernel offers; in blocks of queries."""
     rows, heads, queries, _ = folded.shape
     step = max(1, _SCORE_BLOCK // (rows * heads * keys.shape[2]))
+    keys = keys.to(torch.promote_types(keys.dtype, torch.float32))  # once, not for every block
     out = []
     for start in range(0, queries, step):
         block = folded[:, :, start : start + step]
@@ -210,8 +216,6 @@ def _visibility(session: _Session, index: int, window: int | None, new: int, gro
     store = session.store
     layer, hidden = store.layers[index], store.hidden
     start = layer.seen - new
-    if session.masks_at != start:
-        session.masks, session.masks_at = {}, start
     device = layer.keys.device
     shared = layer.positions is None and (hidden is None or hidden.shape[1] == 1)
     key = (None if shared else index, window, new, device)
@@ -232,5 +236,7 @@ def _visibility(session: _Session, index: int, window: int | None, new: int, gro
         if not bool(sight.all()):
             mask = torch.zeros(sight.shape, dtype=dtype, device=device).masked_fill_(~sight, float("-inf"))
             mask = mask.repeat(1, 1, group, 1)
+        if not shared:  # masks of all layers together would outweigh the cache
+            return mask, first
         session.masks[key] = (mask, first)
     return session.masks[key]

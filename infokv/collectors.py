@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from infokv.attention import LayerFacts
 from infokv.entropy import restricted_entropy
-from infokv.errors import Refused
 from infokv.signals import parse_signal
 from infokv.store import StoreLayer, TokenStore
 from infokv.windows import WindowOptions, window_scores
@@ -23,8 +22,6 @@ class EntropyCollector:
     wants_logits = True
 
     def __init__(self, tokens: int, *, k, align: str, renormalise: bool, base: str):
-        if align not in ("self", "next"):
-            raise Refused(f"align is {align!r}; it is 'self' (about the token itself) or 'next'.")
         self._align = align
         self._options = {"k": None if k == "full" else k, "renormalise": renormalise, "base": base}
         self._parts: list[torch.Tensor] = []
@@ -131,8 +128,6 @@ class WindowAttentionCollector(QueriesCollector):
     _OPTIONS = WindowOptions(heads="query", kernel=1)
 
     def __init__(self, tokens: int, *, window: int, layers: int):
-        if window < 1:
-            raise Refused(f"The observation window has {window} queries; it needs at least 1.")
         super().__init__(tokens, last=window, layers=layers)
 
     def result(self, store: TokenStore) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from infokv.errors import Refused
@@ -43,14 +45,11 @@ def restricted_entropy(
     if base not in ("e", "2"):
         raise Refused(f"base is {base!r}; entropy is measured in base 'e' (nats) or '2' (bits).")
     logits = logits.float()
-    full = k is None or k >= logits.shape[-1]
-    if full:
+    if k is None or k >= logits.shape[-1]:
         probabilities = logits.softmax(dim=-1)
     else:
         top = logits.topk(k, dim=-1, sorted=False).values
-        if renormalise:
-            probabilities = top.softmax(dim=-1)
-        else:
-            probabilities = (top - logits.logsumexp(dim=-1, keepdim=True)).exp()
+        total = (top if renormalise else logits).logsumexp(dim=-1, keepdim=True)
+        probabilities = (top - total).exp()
     entropy = torch.special.entr(probabilities).sum(dim=-1)
-    return entropy if base == "e" else entropy / torch.log(torch.tensor(2.0))
+    return entropy if base == "e" else entropy / math.log(2)

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from infokv.attention import AttentionListener, attached
+from infokv.attention import ONE_AT_A_TIME, AttentionListener, attached
 from infokv.errors import Refused
 from infokv.store import TokenStore
 
@@ -65,6 +65,10 @@ def forward_chunks(
         What the model's head takes: final states after the last norm.
     """
     base = model.base_model
+    if chunk_size < 1:
+        raise Refused(f"chunk_size is {chunk_size}; a call takes at least 1 token.")
+    if base is model:
+        raise Refused(f"{type(model).__name__} has no base model under its head; pass the causal model itself.")
     cache_name = cache_argument(base)
     for offset in range(0, input_ids.shape[1], chunk_size):
         ids = input_ids[:, offset : offset + chunk_size]
@@ -72,7 +76,8 @@ def forward_chunks(
         positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
         # All of it lasts for one call: whoever consumes this generator may use the model in between.
         with (
-            torch.inference_mode(),
+            ONE_AT_A_TIME,
+            torch.no_grad(),
             _hooks(model, block_listeners),
             fixed_rope(model, total_length),
             attached(model, store, listeners),
@@ -139,17 +144,24 @@ class Head:
         """``[rows, tokens, hidden]`` to logits ``[rows, tokens, vocabulary]`` in the model's dtype."""
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
+        class FinalStates(BaseModelOutputWithPast):
+            """Whatever else a head looks for (router logits, cross attentions) is absent."""
+
+            def __getattr__(self, name):
+                if name.startswith("__"):
+                    raise AttributeError(name)
+
         base = self._model.base_model
-        patched = base.__dict__.get("forward")
-        base.forward = lambda *args, **kwargs: BaseModelOutputWithPast(last_hidden_state=states)
-        try:
-            with torch.inference_mode():
+        with ONE_AT_A_TIME, torch.no_grad():
+            patched = base.__dict__.get("forward")
+            base.forward = lambda *args, **kwargs: FinalStates(last_hidden_state=states)
+            try:
                 ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
                 return self._model(input_ids=ids, use_cache=False).logits
-        finally:
-            del base.forward
-            if patched is not None:
-                base.forward = patched
+            finally:
+                del base.forward
+                if patched is not None:
+                    base.forward = patched
 
 
 def logit_slices(head: Head, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

@@ -133,8 +133,11 @@ class Registry:
         cls = type(instance)
         name = next((n for n, c in self if c is cls), f"{cls.__module__}:{cls.__qualname__}")
         parts = []
+        hints = typing.get_type_hints(cls) if is_dataclass(instance) else {}
         for one in fields(instance) if is_dataclass(instance) else ():
             value = getattr(instance, one.name)
+            if hints[one.name] is float and isinstance(value, int):  # InfoKV(alpha=1) is InfoKV(alpha=1.0)
+                value = float(value)
             if value != default_of(one):
                 parts.append(f"{one.name}={'none' if value is None else value}")
         return f"{name}:{','.join(parts)}" if parts else name

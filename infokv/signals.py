@@ -65,12 +65,32 @@ def parse_signal(name: str) -> tuple[str, dict[str, object]]:
     if not match:
         raise Refused(f"{name!r} is no signal name; write it like 'entropy' or 'entropy(k=64)'.")
     kind, inner = match.groups()
-    given = dict(part.split("=", 1) for part in inner.split(",")) if inner else {}
+    pairs = [part.partition("=") for part in inner.split(",")] if inner else []
+    if not all(equals for _, equals, _ in pairs):
+        raise Refused(f"{name!r} is no signal name; write parameters as key=value.")
+    given = {key.strip(): text.strip() for key, _, text in pairs}
     signal(kind, **given)  # refuses what is unknown
-    return kind, {
-        **SIGNALS[kind],
-        **{key: _parse_value(text, SIGNALS[kind][key]) for key, text in given.items()},
-    }
+    parsed = {key: _parse_value(text, SIGNALS[kind][key]) for key, text in given.items()}
+    for key, value in parsed.items():
+        allowed, meaning = _ALLOWED[key]
+        if not allowed(value):
+            raise Refused(f"{name!r}: {key} is {value}; it must be {meaning}.")
+    return kind, {**SIGNALS[kind], **parsed}
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+#: What each parameter may be.
+_ALLOWED = {
+    "k": (lambda value: value == "full" or _count(value), "a whole number of at least 1, or full"),
+    "align": (lambda value: value in ("self", "next"), "self (about the token itself) or next"),
+    "renormalise": (lambda value: isinstance(value, bool), "True or False"),
+    "base": (lambda value: value in ("e", "2"), "e (nats) or 2 (bits)"),
+    "window": (_count, "a whole number of at least 1"),
+    "last": (lambda value: value is None or _count(value), "a whole number of at least 1, or None"),
+}
 
 
 def _parse_value(text: str, default: object) -> object:

@@ -121,6 +121,23 @@ def test_memory_that_runs_out_halves_the_batch_with_a_notice(model, monkeypatch,
     assert (got.kl[-1] < 1e-8).all()
 
 
+def test_memory_that_runs_out_in_a_later_pass_moves_no_row(model, monkeypatch):
+    plain, calls = engine._one_pass, []
+
+    def short_of_memory(model, prefix, continuation, flags, *rest):
+        calls.append(len(flags))
+        if len(calls) == 2:
+            raise MemoryError
+        return plain(model, prefix, continuation, flags, *rest)
+
+    whole, ids = run(model, batch=10), random_ids(LENGTH)
+    monkeypatch.setattr(engine, "_one_pass", short_of_memory)
+    got = run(model, batch=3, companion=lambda: recomputed_states(model, ids, PREFIX, 256))
+    assert calls == [3, 2, 1, 1]
+    assert ((whole.kl - got.kl[:-1]).abs() <= 1e-6 + 1e-4 * whole.kl).all()
+    assert (got.kl[-1] < 1e-8).all()
+
+
 def test_memory_that_runs_out_with_one_row_and_other_errors_are_raised(model, monkeypatch):
     def fail(*args):
         raise RuntimeError(message)
@@ -143,6 +160,8 @@ def test_progress_counts_every_row_token_once(model):
         ([[3, 30]], r"removed\[0\] holds position 30, which is outside the prefix; positions go from 0 to 29"),
         ([[1], [-1]], r"removed\[1\] holds position -1"),
         ([["a"]], "positions are whole numbers"),
+        ([[False, True]], "a mask is a bool tensor"),
+        ([3, 4], r"removed\[0\] is 3; each set is a collection"),
         ([[2.0]], "positions are whole numbers"),
         ([torch.zeros(1, 1, 7, dtype=torch.bool)], r"\[layers or 1, KV heads or 1, 30\]"),
         ([torch.zeros(1, 30, dtype=torch.bool)], r"\[layers or 1, KV heads or 1, 30\]"),
@@ -151,6 +170,19 @@ def test_progress_counts_every_row_token_once(model):
 def test_positions_that_cannot_be(model, removed, sentence):
     with pytest.raises(UserError, match=sentence):
         influence(model, random_ids(LENGTH), removed, prefix_length=PREFIX)
+
+
+def test_texts_beyond_the_context_and_numbers_that_cannot_be(model):
+    long = random_ids(300)
+    with pytest.raises(UserError, match="The text has 300 tokens, and LlamaForCausalLM has a context of 256"):
+        influence(model, long, [[0]], prefix_length=PREFIX)
+    for batch in (0, -1):
+        with pytest.raises(UserError, match="batch is"):
+            influence(model, random_ids(LENGTH), [[0]], prefix_length=PREFIX, batch=batch)
+    with pytest.raises(Refused, match="chunk_size is 0"):
+        influence(model, random_ids(LENGTH), [[0]], prefix_length=PREFIX, chunk_size=0)
+    with pytest.raises(UserError, match="token ids are whole numbers"):
+        influence(model, random_ids(LENGTH).float(), [[0]], prefix_length=PREFIX)
 
 
 @pytest.mark.parametrize("shape", [(5, 1, PREFIX), (1, 4, PREFIX)])
@@ -185,6 +217,18 @@ def test_kinds_of_collections(model):
     assert kl.dtype == torch.float64
     assert (kl == kl[0]).all()
     assert influence(model, ids, [], prefix_length=PREFIX).shape == (0, LENGTH - PREFIX)
+
+
+def test_threads_that_share_a_model_take_turns(model):
+    from concurrent.futures import ThreadPoolExecutor
+
+    ids, alone = random_ids(LENGTH), run(model).kl[:1]
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(influence, model, ids, [SETS[0]], prefix_length=PREFIX, chunk_size=3) for _ in range(8)]
+        for job in jobs:
+            assert ((job.result() - alone).abs() <= 1e-6 + 1e-4 * alone).all()
+    assert model.config._attn_implementation == "sdpa"
+    model(ids)
 
 
 def test_two_threads_give_what_one_gives(model):

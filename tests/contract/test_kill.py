@@ -71,8 +71,8 @@ def disturb(tiny, tmp_path, kind, kills, seed):
     alike(read_rows(out), expected)
 
 
-def test_killed_eight_times(tiny, tmp_path):
-    disturb(tiny, tmp_path, Command, kills=8, seed=5)
+def test_killed_twelve_times(tiny, tmp_path):
+    disturb(tiny, tmp_path, Command, kills=12, seed=5)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import torch
 from tiny_models import build, random_ids
 
 from forward_influence.checks import check_selector
-from forward_influence.selectors import SELECTORS, Selector, make_selector, register_selector
+from forward_influence.selectors import SELECTORS, Selector, TopScore, make_selector, register_selector
 from forward_influence.signals import token_signals
 from infokv.checks import check_scorer, synthetic_signals
 from infokv.errors import Refused
@@ -368,3 +368,33 @@ def test_uniform_attention_gives_the_pools_edges_less():
     made.values_by_name[SnapKV().needs[0]] = torch.ones(3, 4, 96)
     scores = SnapKV().score(made)[0, 0, made.candidates.start : made.candidates.stop]
     assert scores[0].item() == pytest.approx(scores[10].item() * 5 / 9, rel=1e-6)
+
+
+@dataclass(frozen=True)
+class RankingSelector(Selector):
+    """A selector that scores instead of selecting."""
+
+    needs = ("entropy",)
+
+    def score(self, signals):
+        return signals.entropy[None, None]
+
+
+def test_a_selector_may_score_instead_of_selecting():
+    check_selector(RankingSelector)
+    signals = synthetic_signals(("entropy",))
+    got = RankingSelector().select(signals, 5, "d")
+    assert got == TopScore(RankingSelector()).select(signals, 5, "d")
+    assert len(got) == 5
+
+
+def test_a_ranking_selector_is_checked_like_a_scorer():
+    @dataclass(frozen=True)
+    class Wrong(Selector):
+        """Gives scores of the wrong type."""
+
+        def score(self, signals):
+            return torch.zeros(1, 1, signals.tokens, dtype=torch.float64)
+
+    with pytest.raises(AssertionError, match="must be float32"):
+        check_selector(Wrong)

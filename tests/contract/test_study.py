@@ -85,6 +85,7 @@ def whole(tiny, tmp_path_factory):
 def test_every_number_of_every_row(tiny, whole):
     _, network = tiny
     rows = by_name(read_rows(whole.path))
+    assert [selector for document, selector in rows if document == "d0"] == ALL
     spec_hash = open_runs(whole.path).hash
     references = {}
     for index in LONG_ENOUGH:
@@ -209,6 +210,8 @@ def test_resume_adds_only_what_is_missing_in_any_order(study, whole):
     first = (study(selector=["entropy"], limit=2).path / "rows.jsonl").read_bytes()
     again = study(selector=["entropy", "none"], limit=2)
     assert (again.path / "rows.jsonl").read_bytes() == first  # nothing to do, nothing done
+    header = json.loads((again.path / "run.json").read_text())
+    assert [one["planned_rows"] for one in header["resumed"]] == [len(read_rows(again.path))] * 2
     study(selector=["positions:at=9+5", "recompute"], limit=4, batch=1)
     last = study(selector=list(reversed(ALL)))
     assert (last.path / "rows.jsonl").read_bytes().startswith(first)
@@ -246,6 +249,7 @@ def test_seed_changes_order_and_choices(study, whole):
 def test_shards_make_the_whole(study, whole):
     parts = [study(f"all/{number}", selector=ALL, shard=f"{number}/3") for number in (1, 2, 3)]
     assert [part.ok for part in parts] == [2, 2, 2]
+    assert sorted(part.skipped for part in parts) == [0, 1, 1]
     alike(open_runs("all").rows, read_rows(whole.path))
     limited = [study(f"limited/{number}", selector="none", shard=f"{number}/2", limit=3) for number in (1, 2)]
     assert [part.ok for part in limited] == [2, 1]
@@ -257,7 +261,8 @@ def test_shards_make_the_whole(study, whole):
 def test_default_folder(study, tmp_path):
     one = study(out=None, selector="none", limit=2)
     assert one.path.parts[0] == "runs" and one.path.name.startswith("model-")
-    assert study(out=None, selector="random", limit=2).path == one.path
+    assert study(out=None, selector="random", limit=2, fraction=0.0900).path == one.path
+    assert study(out=None, selector="random", limit=2, fraction="0.10").path != one.path
     assert study(out=None, selector="none", limit=2, shard="1/2").path.name == f"{one.path.name}-shard-1-of-2"
     assert len(open_runs(one.path).rows) == 4 + 2 * one.skipped
 
@@ -424,6 +429,9 @@ def test_an_explicit_file_skips_documents_that_it_does_not_list(study, tmp_path)
     assert rows["d2"]["status"] == "skipped"
     assert rows["d2"]["reason"].endswith("lists no positions for it")
     assert outcome.ok == 6
+    file.write_text('{"other-0": [3]}')
+    with pytest.raises(UserError, match="lists none of the 6 documents; their ids look like 'd.', .* like 'other-0'"):
+        study("other", selector=[f"positions:{file}", "none"])
 
 
 # People's own

@@ -55,6 +55,13 @@ def test_every_block_runs(page, tmp_path, shared_environment):
             assert kind in ("toml", "json", "text"), f"{page}: nobody runs a {kind} block"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_pictures_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert "://" in target or (page.parent / target).exists(), f"{page}: {target}"
+
+
 def test_make_targets_are_run_by_ci():
     script = (ROOT / ".ci" / "run").read_text()
     for page in PAGES:

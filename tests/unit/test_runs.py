@@ -342,3 +342,13 @@ def test_kill_at_any_moment_and_start_again(tmp_path):
     expected = read_run(tmp_path / "undisturbed").rows
     assert len(expected) == 180
     assert read_run(tmp_path / "killed").rows == expected
+
+
+def test_a_spec_edited_by_hand_is_corrupt(tmp_path):
+    spec = RunSpec(model="m", dtype="float32", tokenizer="t", data="local")
+    with RunFolder.open(tmp_path / "run", spec, {}):
+        pass
+    file = tmp_path / "run" / "run.json"
+    file.write_text(file.read_text().replace('"fraction": "0.01"', '"fraction": "0.5"'))
+    with pytest.raises(UserError, match="is corrupt"):
+        read_run(tmp_path / "run")

@@ -1,0 +1,42 @@
+"""The names that other people's scripts import."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import forward_influence
+import infokv
+
+NAMES = {
+    forward_influence: (
+        "load_model load_documents measure influence kl_divergence token_signals Selector MaskingEngine "
+        "InfluenceCurve RunSpec register_selector open_runs"
+    ),
+    infokv: "Scorer TokenSignals register get_scorer restricted_entropy InfoKV SnapKV SelfInformation Random",
+}
+
+
+@pytest.mark.parametrize(("package", "names"), NAMES.items(), ids=lambda one: getattr(one, "__name__", ""))
+def test_names_are_there_and_documented(package, names):
+    for name in names.split():
+        assert name in package.__all__
+        assert name in dir(package)
+        found = getattr(package, name)
+        assert inspect.getdoc(found), f"{name} has no docstring"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        package.nothing  # noqa: B018
+
+
+def test_every_listed_name_loads():
+    for package in NAMES:
+        for name in package.__all__:
+            assert getattr(package, name) is not None
+
+
+def test_keywords_of_measure_are_the_flags():
+    from forward_influence.cli.measure import command
+
+    flags = set(inspect.signature(command).parameters)
+    assert flags == set(inspect.signature(forward_influence.measure).parameters)
