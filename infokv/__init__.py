@@ -10,6 +10,10 @@ _WHERE = {
     "restricted_entropy": "entropy",
     "InfoKV": "scorers.infokv", "SnapKV": "scorers.snapkv",
     "SelfInformation": "scorers.self_information", "Random": "scorers.random",
+    "RPC": "scorers.rpc", "RKV": "scorers.rkv", "TOVA": "scorers.tova", "H2O": "scorers.h2o",
+    "ObservedAttention": "scorers.observed_attention", "StreamingLLM": "scorers.streaming_llm",
+    "KNorm": "scorers.knorm", "KeyDiff": "scorers.keydiff", "LagKV": "scorers.lagkv",
+    "Budget": "budget", "Schedule": "budget",
 }  # fmt: skip
 
 __all__ = sorted(_WHERE)

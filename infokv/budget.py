@@ -90,7 +90,3 @@ class Schedule:
             raise Refused(f"recent is {self.recent}; it must be a whole number of at least 0 tokens.")
         if self.keep is not None:
             Budget(keep=self.keep)  # refuses what is out of range
-
-    def due(self, generated: int) -> bool:
-        """Whether a cut is due with so many generated tokens *seen* since the last one."""
-        return generated >= self.every

@@ -57,7 +57,9 @@ class LagKV(Scorer):
             return scores
         parts = inner // self.lag
         stop = self.n_sink + parts * self.lag
-        spread = (self._spread(keys[:, self.n_sink : stop], parts) + self._spread(values[:, self.n_sink : stop], parts)) / 2
+        spread = (
+            self._spread(keys[:, self.n_sink : stop], parts) + self._spread(values[:, self.n_sink : stop], parts)
+        ) / 2
         if not self.cross:
             spread = spread.argsort(dim=-1).argsort(dim=-1) / self.lag
         scores[:, self.n_sink : stop - self.lag] = spread.flatten(1)

@@ -65,7 +65,9 @@ def test_every_case(shared_folder):
                 torch.testing.assert_close(scores[..., real], expected[case["scores"]][..., real], **tolerance)
             unclear = {(r["layer"], r["kv_head"]): r for r in case["ambiguous_rows"]} if case["ambiguous_rows"] else {}
             for layer, name in enumerate(case["kept"]):
-                kept = kept_slots(scores[layer], case["n_kept_per_layer"][layer], sinks=scorer.sinks, recent=scorer.recent)
+                kept = kept_slots(
+                    scores[layer], case["n_kept_per_layer"][layer], sinks=scorer.sinks, recent=scorer.recent
+                )
                 for head, want in enumerate(expected[name].tolist()):
                     got, want = set(kept[head].tolist()), set(want)
                     rows += 1
