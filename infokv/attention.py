@@ -29,6 +29,9 @@ _HARMLESS = frozenset(
      "output_attentions", "output_hidden_states", "return_dict", "is_causal", "logits_to_keep", "kwargs"}
 )  # fmt: skip
 
+#: Further back than any sliding window reaches.
+_FAR = 1 << 40
+
 #: Upper bound of the score block of the soft-capped path, elements.
 _SCORE_BLOCK = 1 << 24
 
@@ -64,6 +67,8 @@ class _Session:
     store: TokenStore
     listeners: tuple[AttentionListener, ...]
     masks: dict = field(default_factory=dict)  # of this forward, by window
+    window_in_mask: bool = False  # the model built a mask that ends behind a window
+    window_in_layer: bool = False  # a layer handed its window to the attention function
 
 
 #: What a call changes for a moment (the attention's name, RoPE, the head's input) belongs to the model, not to a
@@ -85,12 +90,18 @@ def attached(model, store: TokenStore, listeners: tuple[AttentionListener, ...] 
     if _ACTIVE.get() is not None:
         raise Refused("A token store is attached already; leave that block first.")
     _register()
-    token = _ACTIVE.set(_Session(store, tuple(listeners)))
+    session = _Session(store, tuple(listeners))
+    token = _ACTIVE.set(session)
     try:
         with attention_named(model, NAME):
             yield
     finally:
         _ACTIVE.reset(token)
+    if session.window_in_mask and not session.window_in_layer:
+        raise Refused(
+            f"{type(model).__name__} has a sliding window in its mask alone, of which its layers say nothing here; the "
+            "window would be ignored. Use another model."
+        )
 
 
 @contextlib.contextmanager
@@ -114,12 +125,16 @@ def _register() -> None:
     AttentionMaskInterface.register(NAME, _mask)
 
 
-def _mask(*args, attention_mask=None, use_vmap=False, **kwargs) -> None:
+def _mask(*args, attention_mask=None, use_vmap=False, mask_function=None, **kwargs) -> None:
     """No mask tensor: visibility comes from the store. What it cannot express is refused."""
     if attention_mask is not None and not bool(torch.as_tensor(attention_mask).all()):
         raise Refused("The batch is padded (its attention mask has zeros); use texts of equal length or one at a time.")
     if use_vmap:
         raise Refused("This model changes the causal mask by a function of its own, which is not supported.")
+    session = _ACTIVE.get()
+    if session is not None and mask_function is not None:
+        far = mask_function(0, 0, torch.tensor(_FAR), torch.tensor(0))
+        session.window_in_mask |= not bool(far)
     return None
 
 
@@ -141,6 +156,7 @@ def _attention(module, query, key, value, attention_mask, scaling=None, dropout=
     if session is None:
         raise Refused(f"The attention function {NAME!r} works only while a token store is attached.")
     facts = LayerFacts(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
+    session.window_in_layer |= sliding_window is not None
     for listener in session.listeners:
         listener.on_attention(module.layer_idx, query, session.store.layers[module.layer_idx], facts)
     return _attend(query, session, module.layer_idx, facts), None

@@ -63,3 +63,43 @@ def test_an_extra_bias_on_old_tokens_is_caught(monkeypatch):
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", biased)
     with pytest.raises(UserError, match="differs from its own forward"):
         check_model(build("llama"))
+
+
+def _phimoe():
+    from transformers import PhimoeConfig, PhimoeForCausalLM
+
+    return PhimoeForCausalLM(
+        PhimoeConfig(
+            hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=89, num_local_experts=2, num_experts_per_tok=1, sliding_window=100,
+        )
+    )  # fmt: skip
+
+
+def _qwen2_moe():
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    return Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(
+            hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=89, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+            shared_expert_intermediate_size=16, use_sliding_window=True, sliding_window=100, max_window_layers=0,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [_phimoe, _qwen2_moe])
+def test_a_window_in_the_mask_alone_is_refused_however_long(make):
+    """The window is longer than the check's text, so that no number could show that it is ignored."""
+    with pytest.raises(UserError, match="sliding window in its mask alone"):
+        check_model(make().eval())
+
+
+def test_a_mixture_of_experts_without_a_window_passes():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=89, num_local_experts=2, num_experts_per_tok=1,
+    )  # fmt: skip
+    assert check_model(MixtralForCausalLM(config).eval())["error_masked"] < 1e-4
