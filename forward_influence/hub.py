@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import threading
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
+from forward_influence.data.hub import hub_answers, offline_by_environment
 from forward_influence.errors import UserError
 from forward_influence.quiet import print_notice
 
@@ -22,31 +19,17 @@ _SUBFOLDERS = ["*/*"]  # other formats and training leftovers
 
 
 def offline_requested(offline: bool = False) -> bool:
-    """Whether no network attempt may be made: by argument, ``HF_HUB_OFFLINE`` or ``TRANSFORMERS_OFFLINE``."""
-    values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    return offline or any(value.upper() in {"1", "ON", "YES", "TRUE"} for value in values)
+    """Whether no network attempt may be made: by argument, or by a variable such as ``HF_HUB_OFFLINE``."""
+    return offline or offline_by_environment()
 
 
 def hub_reachable(timeout: float = REACH_TIMEOUT) -> bool:
-    """Whether the hub (or the proxy on the way to it) accepts a TCP connection within `timeout` seconds.
+    """Whether the hub answers within `timeout` seconds.
 
-    Asked before any hub library is called, because those retry for half a minute. Honours
-    ``HF_ENDPOINT``, ``HTTPS_PROXY`` and ``NO_PROXY``. The answer holds for the process. False without
-    an attempt when the environment asks for offline work.
+    Asked before any hub library is called, because those retry for half a minute. The answer holds for the
+    process. False without an attempt when the environment asks for offline work.
     """
-    if offline_requested():
-        return False
-    return _accepts_connection(*_first_hop(), timeout)
-
-
-def _first_hop() -> tuple[str, int]:
-    endpoint = urlsplit(_endpoint())
-    host = endpoint.hostname or ""
-    proxies = getproxies()
-    proxy = proxies.get(endpoint.scheme) or proxies.get("all")
-    if proxy and not proxy_bypass(host):
-        endpoint = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    return endpoint.hostname or "", endpoint.port or (80 if endpoint.scheme == "http" else 443)
+    return not offline_requested() and _answers(_endpoint(), timeout)
 
 
 def _endpoint() -> str:
@@ -54,21 +37,8 @@ def _endpoint() -> str:
 
 
 @cache
-def _accepts_connection(host: str, port: int, timeout: float) -> bool:
-    # In a thread: name resolution has a time limit of its own, far above ours, and cannot be given one.
-    accepted = threading.Event()
-
-    def connect() -> None:
-        try:
-            socket.create_connection((host, port), timeout).close()
-        except OSError:
-            return  # refused, unknown or too slow: all mean "not reachable"
-        accepted.set()
-
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(timeout)
-    return accepted.is_set()
+def _answers(endpoint: str, timeout: float) -> bool:
+    return hub_answers(timeout)
 
 
 def is_repo_id(text: str) -> bool:

@@ -322,14 +322,14 @@ def test_offline_hub_model_comes_from_the_local_cache(hub_cache, original):
 
 def test_environment_asks_for_offline(hub_cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(hub, "_accepts_connection", lambda *hop: pytest.fail("a network attempt"))
+    monkeypatch.setattr(hub, "_answers", lambda *asked: pytest.fail("a network attempt"))
     assert load("org/tiny").source.kind == "hub"
     with pytest.raises(UserError, match="not in the local hub cache"):
         resolve_model("org/absent")
 
 
 def test_unreachable_hub_falls_back_with_a_notice(hub_cache, monkeypatch):
-    monkeypatch.setattr(hub, "_accepts_connection", lambda *hop: False)
+    monkeypatch.setattr(hub, "_answers", lambda *asked: False)
     told = []
     assert load("org/tiny", notify=told.append).source.kind == "hub"
     assert len(told) == 1
@@ -347,7 +347,7 @@ def test_reachable_hub_is_asked_once_for_small_files_and_once_for_weights(hub_ca
         asked.append(selection)
         return str(hub_cache)
 
-    monkeypatch.setattr(hub, "_accepts_connection", lambda *hop: True)
+    monkeypatch.setattr(hub, "_answers", lambda *asked: True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert load("org/tiny").source.identity.endswith(COMMIT)
     small, weights = asked
@@ -362,7 +362,7 @@ def test_hub_refusal_is_one_sentence(monkeypatch):
         raise RuntimeError("404: no such repository\nRequest ID: 1")
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(hub, "_accepts_connection", lambda *hop: True)
+    monkeypatch.setattr(hub, "_answers", lambda *asked: True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(UserError, match=r"could not be fetched .*404: no such repository\); check") as caught:
         resolve_model("org/absent")
