@@ -103,35 +103,40 @@ def test_window_longer_than_the_text_takes_all_queries():
     close(got.window_attention, torch.stack([one[0].mean(1) for one in attentions]).double())
 
 
-def test_memory_holds_no_vocabulary_by_tokens_and_no_states_of_the_text():
-    """Peak of live float tensors during the prefill, in elements, on a long text."""
-    model = build("llama")
-    length, chunk = 240, 8
-    peak = 0
+def elements_alive(model, length: int, monkeypatch) -> int:
+    """Most elements of float tensors that are alive at once during a prefill, weights included."""
+    import gc
+
+    import infokv.prefill as module
+
+    plain, peak = module.forward_chunks, 0
 
     class Watch:
         def on_block(self, layer, states):
-            import gc
-
             nonlocal peak
-            if layer == 0:
-                live = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.is_floating_point())
-                peak = max(peak, max((o.numel() for o in live if o.dim() >= 2 and length in o.shape), default=0))
-
-    from infokv import forward
-
-    plain = forward.forward_chunks
+            storages = {}
+            for one in gc.get_objects():
+                if issubclass(type(one), torch.Tensor) and one.is_floating_point():
+                    storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes() // one.element_size()
+            peak = max(peak, sum(storages.values()))
 
     def watched(*args, **kwargs):
         kwargs["block_listeners"] = (*kwargs.get("block_listeners", ()), Watch())
         return plain(*args, **kwargs)
 
-    import infokv.prefill as module
+    monkeypatch.setattr(module, "forward_chunks", watched)
+    gc.collect()
+    prefill(model, random_ids(length), NEEDS[:9], chunk_size=8)
+    monkeypatch.undo()
+    return peak
 
-    module.forward_chunks = watched
-    try:
-        prefill(model, random_ids(length), NEEDS[:9], chunk_size=chunk)
-    finally:
-        module.forward_chunks = plain
-    widths = model.config.num_key_value_heads * model.config.head_dim
-    assert 0 < peak <= length * widths  # keys and values of a layer; logits would be length * 89
+
+def test_memory_holds_no_vocabulary_by_tokens_and_no_states_of_the_text(monkeypatch):
+    """What a longer text adds per token is keys, values, and a few numbers for each signal."""
+    model = build("llama")
+    short, long = (elements_alive(model, length, monkeypatch) for length in (120, 240))
+    config = model.config
+    cache = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    mask = 8 * config.num_attention_heads // config.num_key_value_heads  # one chunk's, a row per query and group
+    per_token = (long - short) / 120
+    assert cache <= per_token <= cache + mask + 30  # the states of one layer would add 48, logits 89
