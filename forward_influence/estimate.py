@@ -10,7 +10,7 @@ import torch
 from forward_influence.memory import free_memory, memory_need
 
 #: Share of the matrix-product rate that the engine reaches, for estimates of time (benchmarks/README.md).
-_EFFICIENCY = 0.8
+_EFFICIENCY = 0.7
 
 _ELEMENT_SIZE = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 

@@ -11,8 +11,9 @@ import time
 
 import torch
 
-from forward_influence.engine import MaskingEngine, evaluation
+from forward_influence.engine import MaskingEngine
 from forward_influence.errors import UserError
+from forward_influence.inputs import evaluation
 from forward_influence.memory import is_out_of_memory
 from infokv.attention import attention_named
 from infokv.errors import Refused

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from forward_influence.engine import check_length, evaluation
 from forward_influence.errors import UserError
+from forward_influence.inputs import check_length, evaluation
 from infokv.prefill import prefill
 from infokv.signals import TokenSignals
 

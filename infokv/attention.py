@@ -234,8 +234,8 @@ def _visibility(session: _Session, index: int, window: int | None, new: int, gro
     start = layer.seen - new
     device = layer.keys.device
     shared = layer.positions is None and (hidden is None or hidden.shape[1] == 1)
-    key = (None if shared else index, window, new, device)
-    if key not in session.masks:
+    key = (window, device)
+    if not shared or key not in session.masks:
         slots = layer.slot_positions(device)
         first = 0
         if window is not None:  # slots that every query and head has left behind need not be read

@@ -186,11 +186,3 @@ class TokenStore(Cache):
                 "keep at least one."
             )
         self.hidden = flags
-
-    def bytes_stored(self) -> int:
-        """Bytes of the stored keys and values; unused capacity is not counted."""
-        used = 0
-        for layer in self.layers:
-            for tensor in (layer.stored_keys, layer.stored_values) if layer.is_initialized else ():
-                used += tensor.numel() * tensor.element_size()
-        return used

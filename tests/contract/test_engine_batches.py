@@ -8,8 +8,9 @@ import torch
 from tiny_models import build, random_ids
 
 from forward_influence import engine, memory
-from forward_influence.engine import compare_rows, influence, recomputed_states, removal_flags
+from forward_influence.engine import compare_rows, influence, recomputed_states
 from forward_influence.errors import UserError
+from forward_influence.inputs import removal_flags
 from infokv.errors import Refused
 from infokv.prefill import prefill
 

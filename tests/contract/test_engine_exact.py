@@ -13,7 +13,8 @@ from tiny_models import (
     reference_logits,
 )
 
-from forward_influence.engine import MaskingEngine, compare_rows, influence, recomputed_states, removal_flags
+from forward_influence.engine import MaskingEngine, compare_rows, influence, recomputed_states
+from forward_influence.inputs import removal_flags
 from forward_influence.kl import kl_divergence
 from infokv.prefill import prefill
 
