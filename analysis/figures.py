@@ -27,6 +27,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.stats import curve_table
 from forward_influence.errors import UserError
+from forward_influence.paths import reachable_path
 from forward_influence.rows import removal_count
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def plot_runs(
     list of Path
         The figures in the order of `formats`, then ``<stem>.csv`` and ``<stem>-chunks.csv``.
     """
-    stem = Path(target if target is not None else runs.runs[0].path)
+    stem = runs.runs[0].path if target is None else reachable_path(target, "out")
     if stem.is_dir():
         stem = stem / "figure2"
     elif stem.suffix.lstrip(".") in (*FORMATS, "csv"):

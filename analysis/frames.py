@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forward_influence.contents import check_code, check_text
 from forward_influence.errors import UserError
+from forward_influence.paths import reachable_path
 from forward_influence.rows import CHUNK_FIELDS, SCHEMA_VERSION, InfluenceCurve, RunSpec
-from forward_influence.run_files import check_text, spec_differences
+from forward_influence.run_files import spec_differences
 from forward_influence.runs import Run, find_runs, newest_run, read_run
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ class Runs:
         texts: dict[str, str] = {}
         for run in self.runs:
             for row in run.rows:
-                check_text(texts, row, run.path)
+                check_text(texts, row["document"], row["document_sha"], run.path)
                 old, where = found.get(row["key"], (None, None))
                 if old is None or old["status"] == "failed":
                     found[row["key"]] = row, run
@@ -124,7 +126,7 @@ class Runs:
         list of Path
             The files written.
         """
-        target = Path(target)
+        target = reachable_path(target, "export")
         paths = [target] if target.suffix else [target / "frame.parquet", target / "frame.csv"]
         if paths[0].suffix not in (".parquet", ".csv"):
             raise UserError(f"Cannot export to {str(target)!r}; name a .parquet or .csv file, or a folder.")
@@ -157,7 +159,8 @@ def open_runs(*paths: str | Path) -> Runs:
     Raises
     ------
     UserError
-        If a folder is no run, a file is corrupt, or the runs differ in a choice that changes numbers.
+        If a folder is no run, a file is corrupt, or the runs differ in a choice that changes numbers, the code of
+        a selector included.
     """
     folders = [folder for path in paths or (newest_run(),) for folder in find_runs(path)]
     runs = tuple(read_run(folder) for folder in dict.fromkeys(folders))
@@ -167,6 +170,8 @@ def open_runs(*paths: str | Path) -> Runs:
                 f"Run folders {str(runs[0].path)!r} and {str(run.path)!r} cannot be joined "
                 f"({spec_differences(runs[0].spec.to_dict(), run.spec.to_dict())}); open them one by one."
             )
+        for selector in sorted(run.code.keys() & runs[0].code.keys()):
+            check_code(selector, runs[0].code[selector], run.code[selector], runs[0].path)
     return Runs(runs)
 
 

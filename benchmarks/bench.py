@@ -37,7 +37,7 @@ def removed_sets(rows: int) -> list[list[int]]:
 def time_engine(model, ids) -> float:
     """Seconds from the finished prefix to the last number, for the reference and four ablated rows."""
     from forward_influence.engine import compare_rows
-    from forward_influence.inputs import removal_flags
+    from forward_influence.removal import removal_flags
     from infokv.prefill import prefill
 
     store, _ = prefill(model, ids[:, :PREFIX], total_length=ids.shape[1])

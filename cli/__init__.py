@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from itertools import pairwise
@@ -12,18 +13,38 @@ FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of ``forward-influence`` and ``fi``; ends the process with an exit code."""
+    from forward_influence.cli.interrupts import ignore_interrupts, interrupt_once
     from forward_influence.cli.malloc import keep_memory
+    from forward_influence.cli.streams import OutputLost, guard_streams
 
+    guard_streams()
+    interrupt_once()
     keep_memory()
-    # For module.path:Class in the current folder. Last, so that a folder there called like an installed
-    # package ("datasets", say) hides nothing.
-    sys.path.append(os.getcwd())
-    code = run(sys.argv[1:] if arguments is None else arguments)
+    _look_here_as_well()
+    try:
+        code = run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:  # while the parser was loaded
+        code = INTERRUPTED
+    ignore_interrupts()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the same, if all fitted into the buffer
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OutputLost as lost:  # all fitted into the buffer
+        code = code or _lost(lost)
     sys.exit(code)
+
+
+def _look_here_as_well() -> None:
+    """Let ``module.path:Class`` lie in the current folder, without hiding anything.
+
+    Last on the path, so that a folder there called like an installed package ("datasets", say) is not taken for
+    it; and after our own packages are imported, which an editable installation finds later than the path.
+    """
+    import forward_influence.analysis
+    import forward_influence.data  # noqa: F401
+    import infokv  # noqa: F401
+
+    with contextlib.suppress(FileNotFoundError):  # the current folder may have been removed
+        sys.path.append(os.getcwd())
 
 
 def run(arguments: list[str]) -> int:
@@ -31,6 +52,7 @@ def run(arguments: list[str]) -> int:
     from typer import Exit
 
     from forward_influence.cli.app import app
+    from forward_influence.cli.streams import OutputLost
 
     debug = "--debug" in arguments
     try:
@@ -39,8 +61,11 @@ def run(arguments: list[str]) -> int:
         return leave.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
-    except SystemExit:  # the parser leaves in this way when the reader of a pipe (head, less) has gone
-        return 0
+    except OutputLost as lost:
+        return _lost(lost)
+    except SystemExit as leave:
+        _refuse(f"a selector's code left the program (SystemExit: {leave}); let it raise an error, or return.")
+        return FAILED
     except Exception as error:
         if hasattr(error, "format_message"):  # the parser's errors
             return _refuse(_parser_sentence(error, arguments))
@@ -63,8 +88,16 @@ def _parser_sentence(error, arguments: list[str]) -> str:
     return f"{message}; --help lists what there is."
 
 
+def _lost(lost) -> int:
+    """The exit code when standard output takes no more: what was asked for is not there, unless nobody reads on."""
+    return 0 if lost.reader_left else _refuse(str(lost))
+
+
 def _refuse(sentence: str) -> int:
-    sys.stdout.flush()
+    from forward_influence.cli.streams import OutputLost
+
+    with contextlib.suppress(OutputLost):  # an error is told already
+        sys.stdout.flush()
     print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
     return REFUSED
 

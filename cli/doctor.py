@@ -14,14 +14,14 @@ def command() -> None:
     from forward_influence.aliases import describe_models
     from forward_influence.data import describe_corpora
     from forward_influence.estimate import size
+    from forward_influence.memory import free_memory
     from forward_influence.provenance import commit, versions
 
-    memory = psutil.virtual_memory()
     print(f"python      {platform.python_version()} on {platform.platform()}")
     print("packages    " + ", ".join(f"{name} {version or 'missing'}" for name, version in versions().items()))
     print(f"commit      {commit() or 'not a checkout'}")
     print(f"processor   {os.cpu_count()} cores, {torch.get_num_threads()} threads")
-    print(f"memory      {size(memory.available)} free of {size(memory.total)}")
+    print(f"memory      {size(free_memory(torch.device('cpu')))} free of {size(psutil.virtual_memory().total)}")
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         print(f"cuda:{index}      {torch.cuda.get_device_name(index)}, {size(free)} free of {size(total)}")

@@ -54,10 +54,12 @@ def command(
     The same command goes on after an interruption; with more selectors or documents it extends the run.
     """
     from forward_influence.cli import FAILED, INTERRUPTED
+    from forward_influence.cli.streams import OutputLost
+    from forward_influence.errors import UserError
 
     try:
         from forward_influence.selectors import DEFAULT_SELECTORS
-        from forward_influence.study import measure
+        from forward_influence.study import Incomplete, measure
 
         outcome = measure(
             model=model, tokenizer=tokenizer, data=data or None, selector=selector or DEFAULT_SELECTORS,
@@ -68,8 +70,16 @@ def command(
     except KeyboardInterrupt:
         print("\nInterrupted; finished rows are kept, and the same command goes on from there.", file=sys.stderr)
         raise Exit(INTERRUPTED) from None
+    except Incomplete as early:  # its rows are there, so the exit code is that of any run with these rows
+        outcome = early.outcome
+        print(f"error: {early}", file=sys.stderr)
     if dry_run:
         return
-    print(outcome.sentence())
-    if not outcome.ok and outcome.failed:
+    if not outcome.ok and not outcome.failed:
+        raise UserError(f"No document was measured ({outcome.sentence()}); forward-influence show says why.")
+    try:
+        print(outcome.sentence(), flush=True)
+    except OutputLost as lost:  # what was measured is on disk, and the exit code speaks of that
+        print(f"error: {lost}", file=sys.stderr)
+    if not outcome.ok:
         raise Exit(FAILED)

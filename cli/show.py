@@ -31,7 +31,8 @@ def command(
     if any(row["status"] == "ok" for row in runs.rows):
         print(numbers(runs))
     if export is not None:
-        print(runs.export(export))
+        for path in runs.export(export):
+            print(path)
 
 
 def describe(runs) -> str:
@@ -66,10 +67,12 @@ def numbers(runs) -> str:
 
     summary = summary_table(runs)
     near, far = summary.near_stop.iloc[0], (summary.far_start.iloc[0], summary.far_stop.iloc[0])
+    bands = {"kl_near": f"kl 0-{near}", "kl_far": f"kl {far[0]}-{far[1]}"}
+    if len(set(bands.values())) == 1:  # a short horizon is one band
+        del bands["kl_far"]
     shown = summary[
-        ["selector", "n_removed", "n_documents", "kl_mean", "kl_near", "kl_far", "q50", "q99", "max", "delta_nll",
-         "top1_changed"]
-    ].rename(columns={"kl_near": f"kl 0-{near}", "kl_far": f"kl {far[0]}-{far[1]}"})  # fmt: skip
+        ["selector", "n_removed", "n_documents", "kl_mean", *bands, "q50", "q99", "max", "delta_nll", "top1_changed"]
+    ].rename(columns=bands)
     parts = ["", "KL in nats (kl_mean: mean over documents; q50 to max: over all offsets)",
              shown.to_string(index=False, float_format=_short)]  # fmt: skip
     bands = band_table(runs)

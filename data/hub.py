@@ -7,9 +7,13 @@ import os
 import ssl
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 
+from forward_influence.data.errors import DataError
+
 _TRUE = {"1", "ON", "YES", "TRUE"}
+_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -25,7 +29,13 @@ def hub_answers(seconds: float = 3.0) -> bool:
     ----------
     seconds : float
         Upper limit of the whole check, looking up the name included.
+
+    Raises
+    ------
+    DataError
+        If ``HF_ENDPOINT`` or a proxy variable holds something that is no address.
     """
+    check_addresses()
     answers: list[bool] = []
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     # A thread, because no timeout bounds the look-up of a name.
@@ -33,6 +43,38 @@ def hub_answers(seconds: float = 3.0) -> bool:
     thread.start()
     thread.join(seconds)
     return bool(answers) and answers[0]
+
+
+def check_addresses() -> None:
+    """Refuse variables that hold no address: behind one, every hub would look out of reach.
+
+    Raises
+    ------
+    DataError
+        Names the variable and its value.
+    """
+    for name in ("HF_ENDPOINT", *_PROXIES, *map(str.lower, _PROXIES)):
+        value = os.environ.get(name)
+        if value and (why := _fault(value, bare=name != "HF_ENDPOINT")):
+            raise DataError(
+                f"{name} is {value!r}, which is no address ({why}); set one such as http://host:8080, or unset it."
+            )
+
+
+def _fault(address: str, *, bare: bool) -> str | None:
+    """What is wrong with an address; `bare` ones may lack the ``http://``."""
+    try:
+        parts = urllib.parse.urlsplit(f"http://{address}" if bare and "://" not in address else address)
+        if not parts.hostname or any(mark.isspace() for mark in address.strip()):
+            return "it names no host"
+        if parts.netloc.endswith(":"):
+            return "it has a colon without a port"
+        if not bare and parts.scheme not in ("http", "https"):
+            return f"its scheme is {parts.scheme!r}"
+        _ = parts.port
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _answers(endpoint: str, seconds: float) -> bool:

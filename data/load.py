@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from forward_influence.data.arxiv import REPOSITORY, SPLITS, load_arxiv
@@ -109,9 +109,12 @@ def _why_away(offline: bool, hub_reachable: Callable[[], bool]) -> str | None:
 def _as_list(data) -> list[str | os.PathLike]:
     if data is None:
         return []
-    named = [data] if isinstance(data, str | os.PathLike) else list(data)
+    named = [data] if isinstance(data, str | os.PathLike) or not isinstance(data, Iterable) else list(data)
     if not named:
         raise DataError(f"The list of data is empty; name {_CORPUS} or {_PATH}.")
+    for name in named:
+        if not isinstance(name, str | os.PathLike):
+            raise DataError(f"Data {_shown(name)} is a {type(name).__name__}; name {_CORPUS} or {_PATH}.")
     return named
 
 
@@ -125,4 +128,9 @@ def _check_names(named: list[str | os.PathLike]) -> None:
         if not os.path.exists(os.path.expanduser(name)):
             near = difflib.get_close_matches(str(name), _NAMES, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "check the path."
-            raise DataError(f"Data {str(name)!r} is neither {_CORPUS} nor {_PATH}; {hint}")
+            raise DataError(f"Data {_shown(str(name))} is neither {_CORPUS} nor {_PATH}; {hint}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"

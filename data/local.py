@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from forward_influence.data.documents import RecordCorpus
@@ -28,9 +29,9 @@ def load_local(paths: Sequence[str | os.PathLike], seed: int) -> RecordCorpus:
     problems: list[str] = []
     n_files = 0
     for path in paths:
-        files = find_files(Path(path).expanduser())
-        n_files += len(files)
         before, first_problem = len(records), len(problems)
+        files = find_files(Path(path).expanduser(), problems.append)
+        n_files += len(files)
         for file in files:
             records.extend(_scan(file, problems))
         if len(records) == before:
@@ -52,8 +53,16 @@ def load_local(paths: Sequence[str | os.PathLike], seed: int) -> RecordCorpus:
     )
 
 
-def find_files(path: Path) -> list[Path]:
+def find_files(path: Path, report: Callable[[str], None]) -> list[Path]:
     """The file itself, or the usable files below a folder, sorted; hidden ones are not looked at.
+
+    Links to files and folders are followed. A pipe or a device is not read: that could wait forever.
+
+    Parameters
+    ----------
+    path : Path
+    report : callable
+        Takes a sentence about each file that is passed over.
 
     Raises
     ------
@@ -61,13 +70,36 @@ def find_files(path: Path) -> list[Path]:
         If there is none, or the file is of another kind.
     """
     if path.is_dir():
-        files = sorted(_walk(path))
+        files, others = [], []
+        for file in sorted(_walk(path)):
+            (others if (kind := _odd_kind(file)) else files).append((file, kind))
+        sentences = [f"{file} is {kind}, no regular file; it is left out." for file, kind in others]
         if not files:
-            raise DataError(f"Folder {str(path)!r} holds no {_ALLOWED} file; name one that does.")
-        return files
+            why = f" ({sentences[0].rstrip('.')})" if sentences else ""
+            raise DataError(f"Folder {str(path)!r} holds no {_ALLOWED} file{why}; name one that does.")
+        for sentence in sentences:
+            report(sentence)
+        return [file for file, _ in files]
     if path.suffix.lower() not in ENDINGS:
         raise DataError(f"File {str(path)!r} ends in {path.suffix!r}, not {_ALLOWED}; convert or rename it.")
+    if kind := _odd_kind(path):
+        raise DataError(f"{str(path)!r} is {kind}, which cannot be read twice; write it to a regular file first.")
     return [path]
+
+
+def _odd_kind(path: Path) -> str | None:
+    """What something is that is no regular file; None for one that is."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return f"a link that leads nowhere ({error.strerror})"
+    kinds = {
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return None if stat.S_ISREG(mode) else kinds.get(stat.S_IFMT(mode), "something else")
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -77,8 +109,14 @@ def _walk(folder: Path) -> Iterator[Path]:
             "another folder."
         ) from error
 
-    for parent, folders, files in os.walk(folder, onerror=stop):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    seen = set()
+    for parent, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        place = os.stat(parent)
+        if (here := (place.st_dev, place.st_ino)) in seen:  # links can lead back to where they are
+            folders.clear()
+            continue
+        seen.add(here)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in files:
             if not name.startswith(".") and Path(name).suffix.lower() in ENDINGS:
                 yield Path(parent, name)

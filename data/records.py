@@ -139,10 +139,11 @@ SCANNERS = {".jsonl": _scan_jsonl, ".parquet": _scan_parquet, ".txt": _scan_txt}
 
 
 def _pick(row: Mapping) -> tuple[str | None, str, str]:
-    """Own id, name of the text field, text. A field that is null counts as absent."""
-    field = next((name for name in TEXT_FIELDS if row.get(name) is not None), None)
-    if field is None:
+    """Own id, name of the text field, text: the first field that holds some. One that is null counts as absent."""
+    there = [name for name in TEXT_FIELDS if row.get(name) is not None]
+    if not there:
         raise _UnusableError(_no_text_field(list(row)))
+    field = next((name for name in there if isinstance(row[name], str) and row[name].strip()), there[0])
     text = row[field]
     if not isinstance(text, str):
         raise _UnusableError(f"has a {type(text).__name__} in {field!r} instead of a string")

@@ -16,6 +16,10 @@ _BIDIRECTIONAL = "is not a causal language model"
 _SEQ2SEQ = "is an encoder-decoder"
 _MULTIMODAL = "takes more than text"
 _SELECTS = "chooses the keys of each query itself (sparse, chunked or compressed attention)"
+_SINKS = "adds learned attention sinks to the softmax"
+_OWN_ATTENTION = "computes attention in code of its own, which takes no other attention function"
+_WINDOW_IN_MASK = "has a sliding window in its mask alone, of which its layers say nothing"
+_SHARES = "shares keys and values between layers"
 
 
 def _types(reason: str, names: str) -> dict[str, str]:
@@ -26,8 +30,9 @@ def _types(reason: str, names: str) -> dict[str, str]:
 REFUSED_TYPES = {
     **_types(
         _STATE,
-        """arwkv7 bailing_hybrid bamba falcon-h1 falcon_h1 falcon_mamba granitehybrid granitemoehybrid jamba
-        kimi-linear kimi_linear lfm2 lfm2_moe lfm2moe lfm3 mamba mamba2 minimax nemotron_h olmo_hybrid plamo2
+        """arwkv7 bailing_hybrid bamba falcon-h1 falcon_h1 falcon_mamba granitehybrid granitemoehybrid inkling
+        inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling_text jamba kimi-linear
+        kimi_linear lara_mini lfm2 lfm2_moe lfm2moe lfm3 mamba mamba2 minimax nemotron_h olmo_hybrid plamo2
         qwen35 qwen35moe qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen3next qwen4_exp
         qwen4_exp_text recurrent_gemma retnet rwkv rwkv6 rwkv6qwen2 rwkv7 xlstm zamba zamba2 zaya""",
     ),
@@ -50,7 +55,13 @@ REFUSED_TYPES = {
         whisper""",
     ),
     **_types(_SELECTS, "cpmant doge llama4 llama4_text reformer"),
+    **_types(_SINKS, "flint gpt-oss gpt_oss granite_swa granitemoe_swa mimo_v2_flash"),
+    **_types(_OWN_ATTENTION, "falcon gpt_neo gpt_neox_japanese openai-gpt xglm"),
     "blt": "works on bytes and patches, not on tokens",
+    "diffllama": "subtracts two attentions over halves of the values (differential attention)",
+    "gemma3n_text": "keeps several streams of states per layer (AltUp)",
+    "hrm_text": "runs its layers several times for each token",
+    "opt": "counts its learned positions by the attention mask",
 }
 
 _STATE_KEYS = (
@@ -61,6 +72,8 @@ _STATE_KEYS = (
     "linear_conv_kernel_dim",
     "conv_L_cache",
 )
+#: Types whose window only the mask knows, and the key that switches it on.
+_MASK_WINDOWS = {"phimoe": "sliding_window", "qwen2_moe": "use_sliding_window"}
 _MULTIMODAL_KEYS = ("vision_config", "audio_config", "text_config", "speech_config", "thinker_config")
 _LAYERS_ALLOWED = {"full_attention", "sliding_attention"}
 
@@ -104,6 +117,10 @@ def _reason(config: dict) -> str | None:
         return _LATENT
     if any(config.get(key) for key in _STATE_KEYS):
         return _STATE
+    if config.get("num_kv_shared_layers"):
+        return _SHARES
+    if kind in _MASK_WINDOWS and config.get(_MASK_WINDOWS[kind]):
+        return _WINDOW_IN_MASK
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         return _BIDIRECTIONAL
     return _layer_reason(config) or _head_reason(config.get("architectures"))

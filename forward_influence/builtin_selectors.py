@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +12,7 @@ from typing import ClassVar
 import torch
 
 from forward_influence.errors import UserError
+from forward_influence.inputs import shown, whole_number
 from forward_influence.selectors import NotListed, Selector
 from infokv.errors import Refused
 from infokv.scorer import Scorer
@@ -44,8 +46,10 @@ class Entropy(Scorer):
     sign: ClassVar[int] = 1
 
     def __post_init__(self):
-        if self.k is not None and self.k < 1:
-            raise Refused(f"k is {self.k}; it must be at least 1, or none for the whole vocabulary.")
+        k = whole_number(self.k)
+        if self.k is not None and (k is None or k < 1):
+            raise Refused(f"k is {self.k}; it must be a whole number of at least 1, or none for the whole vocabulary.")
+        object.__setattr__(self, "k", k)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -81,6 +85,10 @@ class LowEntropy(Entropy):
     sign: ClassVar[int] = -1
 
 
+#: Positions as text: digits of ASCII, few enough for a position.
+_LIST = r"\s*[0-9]{1,18}\s*(\+\s*[0-9]{1,18}\s*)*"
+
+
 @dataclass(frozen=True)
 class Positions(Selector):
     """Explicit positions: ``positions:at=5+9+12``, or ``positions:file.json`` (document id to list).
@@ -92,16 +100,18 @@ class Positions(Selector):
     """
 
     example: ClassVar[str] = "positions:at=5+9+12"
+    explicit: ClassVar[bool] = True
 
     at: str = ""
     by_document: dict | None = field(default=None, compare=False, repr=False, kw_only=True)
     source: str = field(default="", repr=False, kw_only=True)
 
     def __post_init__(self):
+        object.__setattr__(self, "at", "" if self.at is None else str(self.at))
         if not self.at and self.by_document is None:
             raise UserError("positions needs to know where: write positions:at=5+9+12 or positions:file.json.")
-        if self.at and not all(part.strip().isdigit() for part in self.at.split("+")):
-            raise UserError(f"positions:at={self.at} is not a list of positions; write it like at=5+9+12.")
+        if self.at and not re.fullmatch(_LIST, self.at):
+            raise UserError(f"positions:at={shown(self.at)} is not a list of positions; write it like at=5+9+12.")
 
     @classmethod
     def load(cls, path: str) -> Positions:

@@ -16,11 +16,23 @@ REMEMBER_HASH_FROM = 256 * 1024**2
 
 
 def cache_root() -> Path:
-    """``$FORWARD_INFLUENCE_CACHE``, else ``forward-influence`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    if own := os.environ.get("FORWARD_INFLUENCE_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "forward-influence"
+    """``$FORWARD_INFLUENCE_CACHE``, else ``forward-influence`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises
+    ------
+    UserError
+        If none of the variables is set and the user has no home folder.
+    """
+    own, base = os.environ.get("FORWARD_INFLUENCE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        if own:
+            return Path(own).expanduser()
+        return (Path(base) if base else Path.home() / ".cache") / "forward-influence"
+    except RuntimeError as error:
+        raise UserError(
+            f"the cache folder {own or '~/.cache'!r} cannot be found, because HOME is not set and the system knows no "
+            "home folder; name a folder by its whole path in FORWARD_INFLUENCE_CACHE."
+        ) from error
 
 
 def publish(target: Path, build: Callable[[Path], None]) -> Path:
@@ -69,7 +81,13 @@ def file_sha256(path: Path) -> str:
     if path.stat().st_size < REMEMBER_HASH_FROM:
         return _sha256(path)
     stat = path.stat()
-    facts = {"path": str(path), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "inode": stat.st_ino}
+    facts = {
+        "path": str(path),
+        "size": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "ctime_ns": stat.st_ctime_ns,
+        "inode": stat.st_ino,
+    }
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     record = cache_root() / "hashes" / name
 

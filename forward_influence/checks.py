@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from forward_influence.selectors import SELECTORS, Selector, TopScore, make_selector, selector_name
-from infokv.checks import check_scorer, synthetic_signals
+from infokv.checks import check_scorer, require, synthetic_signals
 
 
 def check_selector(given) -> None:
@@ -24,8 +24,8 @@ def check_selector(given) -> None:
     selector = make_selector(getattr(given, "example", given) if isinstance(given, type) else given)
     if ranks(selector):
         check_scorer(getattr(selector, "scorer", selector))
-    check_positions(selector)
     check_repeatable(selector)
+    check_positions(selector)
     check_signals_unchanged(selector)
     check_name(selector)
 
@@ -37,14 +37,22 @@ def ranks(selector) -> bool:
 
 
 def check_positions(selector) -> None:
-    """Whole numbers inside the prefix; of a scorer, exactly as many candidates as were asked for."""
+    """Whole numbers inside the prefix, each once; at most as many candidates as asked for, of a scorer exactly.
+
+    A selector with ``explicit = True`` states somebody's own choice: any number, candidates or not.
+    """
     for count in (1, 7):
         signals = synthetic_signals(selector.needs)
         positions = [place.__index__() for place in selector.select(signals, count, "document")]
-        assert all(0 <= place < signals.tokens for place in positions), f"{positions} leave the prefix."
-        if ranks(selector):
-            assert len(set(positions)) == count, f"{count} positions were asked for, {len(set(positions))} came."
-            assert all(place in signals.candidates for place in positions), f"{positions} are not all candidates."
+        require(all(0 <= place < signals.tokens for place in positions), f"{positions} leave the prefix.")
+        require(len(set(positions)) == len(positions), f"{positions} name a position twice.")
+        if getattr(selector, "explicit", False):
+            continue
+        require(
+            len(positions) == count if ranks(selector) else len(positions) <= count,
+            f"{count} positions were asked for, {len(positions)} came.",
+        )
+        require(all(place in signals.candidates for place in positions), f"{positions} are not all candidates.")
 
 
 def check_repeatable(selector) -> None:
@@ -53,7 +61,7 @@ def check_repeatable(selector) -> None:
     first = sorted(selector.select(signals, 7, "document"))
     torch.randn(7)
     again = sorted(selector.select(signals, 7, "document"))
-    assert first == again, f"{first} the first time, {again} the second; draw from signals.seed alone."
+    require(first == again, f"{first} the first time, {again} the second; draw from signals.seed alone.")
 
 
 def check_signals_unchanged(selector) -> None:
@@ -63,13 +71,13 @@ def check_signals_unchanged(selector) -> None:
     for name, value in twin.values_by_name.items():
         now = signals.values_by_name[name]
         pairs = zip(now, value) if isinstance(value, list) else [(now, value)]
-        assert all(torch.equal(a, b) for a, b in pairs), f"select changed the signal {name!r}."
+        require(all(torch.equal(a, b) for a, b in pairs), f"select changed the signal {name!r}.")
 
 
 def check_name(selector) -> None:
     """Its canonical text is one word of the grammar, and names it again."""
     text = selector_name(selector)
-    assert text and not any(mark in text for mark in " \t\n"), f"{text!r} is no single word."
+    require(text and not any(mark in text for mark in " \t\n"), f"{text!r} is no single word.")
     name = text.partition(":")[0]
     if name in SELECTORS and "<locals>" not in text and ".json" not in text:
-        assert selector_name(make_selector(text)) == text, f"{text!r} does not name itself again."
+        require(selector_name(make_selector(text)) == text, f"{text!r} does not name itself again.")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import numbers
+import operator
 from dataclasses import dataclass
 from typing import Any
 
 from forward_influence.errors import UserError
+
+#: How configurations call the number of tokens that a model was made for.
+LIMIT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True)
@@ -32,8 +37,7 @@ class ContextPlan:
 
 def context_limit(config: Any) -> int | None:
     """Tokens that the model was made for, or None if it states no limit."""
-    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-    values = (getattr(config, name, None) for name in names)
+    values = (getattr(config, name, None) for name in LIMIT_NAMES)
     return next((int(value) for value in values if value), None)
 
 
@@ -56,6 +60,9 @@ def plan_context(config: Any, extend_context: str | None = None, target_length: 
         raise UserError(f"extend_context {extend_context!r} is unknown; the one method is 'yarn'.")
     if target_length is None:
         raise UserError("extend_context='yarn' needs target_length, the number of tokens that must fit.")
+    if not isinstance(target_length, numbers.Integral) or isinstance(target_length, bool):
+        raise UserError(f"target_length is {target_length!r}; it must be a whole number of tokens.")
+    target_length = operator.index(target_length)  # a number of numpy has no place in a configuration
     if limit is None or target_length <= limit:
         fits = f"{target_length} tokens fit into the model's {limit or 'unlimited'} tokens of context"
         return ContextPlan(config, limit, notice=f"The context was not extended: {fits}.")

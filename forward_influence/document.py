@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
 from forward_influence.builtin_selectors import Recompute
 from forward_influence.engine import CHUNK_SIZE, compare_rows, recomputed_states
 from forward_influence.errors import UserError
-from forward_influence.inputs import evaluation, removal_flags
 from forward_influence.kl import Comparison
 from forward_influence.memory import is_out_of_memory
 from forward_influence.plan import document_seed
+from forward_influence.removal import removal_flags
 from forward_influence.rows import RunSpec, removal_count, row_key
+from forward_influence.selection import chosen_positions
 from forward_influence.selectors import NotListed, Selector, describe_error
+from infokv.calls import evaluation
 from infokv.prefill import prefill
+from infokv.signals import TokenSignals
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def _run(model, name, ids, selectors, spec, batch, chunk_size, debug, notify, pr
         count = removal_count(spec.prefix, spec.fraction)
         floors = {text: one for text, one in selectors.items() if isinstance(one, Recompute)}
         choices = {
-            text: choose(one, signals, count, name, spec.prefix, debug=debug)
+            text: choose(one, signals, count, name, debug=debug)
             for text, one in selectors.items()
             if text not in floors
         } | dict.fromkeys(floors, Choice([]))
@@ -126,29 +129,25 @@ def _run(model, name, ids, selectors, spec, batch, chunk_size, debug, notify, pr
     return choices, comparison
 
 
-def choose(selector: Selector, signals, count: int, document: str, prefix: int, *, debug: bool = False) -> Choice:
+def choose(selector: Selector, signals: TokenSignals, count: int, document: str, *, debug: bool = False) -> Choice:
     """What a selector chooses, checked; a selector that raises fails alone."""
     try:
-        chosen = sorted({_position(place, prefix) for place in selector.select(signals, count, document)})
-        if len(chosen) == prefix:
-            raise UserError(f"it removes all {prefix} positions of the prefix; one must stay")
+        return Choice(chosen_positions(selector, signals, count, document))
     except NotListed as reason:
         return Choice(None, "skipped", str(reason))
-    except Exception as error:  # a third party's code may raise anything, and the other selectors go on
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a third party's code may raise anything, and the other selectors go on
         if debug:
-            raise
+            let_through(error)
         return Choice(None, "failed", describe_error(error))
-    return Choice(chosen)
 
 
-def _position(place, prefix: int) -> int:
-    """A position from an int, or a tensor's or array's integer; a mask or a share is no position."""
-    if isinstance(place, bool) or "bool" in str(getattr(place, "dtype", "")) or not hasattr(place, "__index__"):
-        raise UserError(f"it gave {place!r} among its positions; they must be whole numbers")
-    position = operator.index(place)
-    if not 0 <= position < prefix:
-        raise UserError(f"it gave position {position}, which is outside the prefix (0 to {prefix - 1})")
-    return position
+def let_through(error: BaseException) -> NoReturn:
+    """Raise it again; what would end the program without a word, such as ``sys.exit()``, as the cause of an error."""
+    if isinstance(error, Exception):
+        raise error
+    raise RuntimeError(f"a selector's code tried to end the program ({describe_error(error)})") from error
 
 
 def blank_row(spec: RunSpec, document: str, sha: str, tokens: int, selector: str, status: str, reason) -> dict:

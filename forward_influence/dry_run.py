@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forward_influence.contents import survey
 from forward_influence.engine import CHUNK_SIZE
 from forward_influence.errors import UserError
 from forward_influence.estimate import estimate
@@ -16,7 +17,7 @@ def rows_there(plan: Plan, fresh: bool) -> list[dict]:
     Raises
     ------
     UserError
-        If they are damaged, or those of another run.
+        If they are damaged, or those of another run, or of other documents or selectors under the same names.
     """
     if fresh or not (plan.out / RUN_JSON).exists():
         return []
@@ -27,6 +28,7 @@ def rows_there(plan: Plan, fresh: bool) -> list[dict]:
             f"({spec_differences(run.spec.to_dict(), plan.spec.to_dict())}); give another --out, "
             "or --fresh to move the old rows aside."
         )
+    plan.inputs.check(survey(run.rows, plan.out), run.code, plan.out)
     return run.rows
 
 

@@ -12,9 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from forward_influence.errors import UserError
-from forward_influence.inputs import Removal, check_ids, evaluation, removal_flags
+from forward_influence.inputs import (
+    at_least,
+    causal_model,
+    check_ids,
+    check_length,
+    pass_sizes,
+    shown,
+    token_ids,
+)
 from forward_influence.kl import Comparison, compare_logits
 from forward_influence.memory import is_out_of_memory, rows_that_fit
+from forward_influence.removal import Removal, check_shapes, removal_sets, stack_sets, unique_sets
+from infokv.calls import evaluation
 from infokv.forward import Head, forward_chunks, logit_slices
 from infokv.prefill import prefill
 from infokv.store import TokenStore
@@ -27,16 +37,23 @@ class MaskingEngine:
 
     Parameters
     ----------
-    model : PreTrainedModel
+    model : PreTrainedModel or LoadedModel
         A causal language model of transformers; as before afterwards.
     prefix : TokenStore
         One row that holds the prefix, from :func:`infokv.prefill.prefill`; it is read only.
-    continuation : int Tensor ``[1, horizon]``
+    continuation : int Tensor, array or list ``[1, horizon]``
         The tokens at positions P to P + horizon - 1.
     hidden : bool Tensor ``[rows, layers or 1, kv_heads or 1, prefix]``
         What each ablated row does not see.
     chunk_size : int
         Tokens of a call; changes the speed only.
+
+    Raises
+    ------
+    UserError
+        If something is not of these kinds, or the text is too long for the model.
+    Refused
+        If the store has more than one row, or the flags do not fit it.
 
     Notes
     -----
@@ -45,11 +62,19 @@ class MaskingEngine:
 
     def __init__(self, model, prefix: TokenStore, continuation: torch.Tensor, hidden: torch.Tensor, *,
                  chunk_size: int = CHUNK_SIZE):  # fmt: skip
-        self.model = model
-        self.chunk_size = chunk_size
+        if not isinstance(prefix, TokenStore):
+            raise UserError(f"prefix is {shown(prefix)}; it must be the store from infokv.prefill.prefill.")
+        if not isinstance(hidden, torch.Tensor) or hidden.dtype != torch.bool or hidden.dim() != 4:
+            raise UserError(
+                f"hidden is {shown(hidden)}; it must be a bool tensor [rows, layers or 1, KV heads or 1, "
+                f"{prefix.seen}]."
+            )
+        self.model = causal_model(model)
+        self.chunk_size = at_least(1, "chunk_size", chunk_size, "tokens of a call")
         self._prefix = prefix
-        self._continuation = continuation
-        self._hidden = torch.cat([hidden.new_zeros(1, *hidden.shape[1:]), hidden])
+        self._continuation = token_ids(self.model, continuation, "continuation")
+        check_length(self.model, prefix.seen + self._continuation.shape[1])
+        self._hidden = torch.cat([hidden.new_zeros(1, *hidden.shape[1:]), hidden]).to(self._continuation.device)
 
     @property
     def rows(self) -> int:
@@ -88,12 +113,13 @@ def influence(model, input_ids: torch.Tensor, removed: Sequence[Removal], *, pre
 
     Parameters
     ----------
-    model : PreTrainedModel
+    model : PreTrainedModel or LoadedModel
         A causal language model of transformers; as before afterwards.
-    input_ids : int Tensor ``[1, prefix + horizon]``
+    input_ids : int Tensor, array or list ``[1, prefix + horizon]``
     removed : sequence
         For each set, a collection of positions (duplicates count once), or a bool tensor
-        ``[layers or 1, kv_heads or 1, prefix]``. An empty set is run like any other.
+        ``[layers or 1, kv_heads or 1, prefix]``. An empty set is run like any other. A mask of zeros and ones as
+        integers is refused: it could not be told from positions.
     prefix_length : int
         Tokens that are cached before anything is removed.
     chunk_size : int
@@ -109,7 +135,8 @@ def influence(model, input_ids: torch.Tensor, removed: Sequence[Removal], *, pre
     Raises
     ------
     UserError
-        If a position lies outside the prefix, a shape does not fit, or the text is too long for the model.
+        If a position lies outside the prefix, an id outside the vocabulary, something has another kind or shape,
+        or the text is too long for the model.
     Refused
         If a set leaves nothing of the prefix, or the model does something that cannot be masked. (A query always
         sees itself, so a sliding window that is emptied behind it is no error.)
@@ -118,14 +145,16 @@ def influence(model, input_ids: torch.Tensor, removed: Sequence[Removal], *, pre
     -----
     Source: arXiv 2606.26875, definition of Forward Influence.
     """
-    ids = check_ids(model, input_ids, prefix_length)
-    flags = [removal_flags(one, prefix_length, index) for index, one in enumerate(removed)]
+    model = causal_model(model)
+    chunk_size, batch = pass_sizes(chunk_size, batch)
+    ids, prefix_length = check_ids(model, input_ids, prefix_length)
+    flags = removal_sets(removed, prefix_length)
     if not flags:
         return torch.empty(0, ids.shape[1] - prefix_length, dtype=torch.float64)
     with evaluation(model):
         store, _ = prefill(model, ids[:, :prefix_length], chunk_size=chunk_size, total_length=ids.shape[1])
         parts = compare_rows(model, store, ids[:, prefix_length:], flags, chunk_size=chunk_size, batch=batch)
-    return parts.kl.cpu()
+    return parts.kl
 
 
 def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: Sequence[torch.Tensor], *,
@@ -156,9 +185,9 @@ def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: S
     Comparison
         Tensors ``[len(flags), horizon]`` on the CPU; with a companion, its row comes last.
     """
-    if batch is not None and batch < 1:
-        raise UserError(f"batch is {batch}; it must be at least 1 ablated row, or None for what memory allows.")
-    unique, source = _unique(flags)
+    chunk_size, batch = pass_sizes(chunk_size, batch)
+    check_shapes(flags, prefix)
+    unique, source = unique_sets(flags)
     others = int(companion is not None)  # the companion has a store of its own
     rows = batch or rows_that_fit(model, prefix, continuation.shape[1], chunk_size, others)
     done: list[Comparison] = []
@@ -178,8 +207,8 @@ def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: S
     if companion:  # its row ends the first pass; bring it behind all others
         first = done[0].kl.shape[0] - 1
         source = [place + (place >= first) for place in source] + [first]
-    joined = [torch.cat(tensors) for tensors in zip(*((one.kl, one.delta_nll, one.top1_changed) for one in done))]
-    return Comparison(*(tensor[source] for tensor in joined))
+    joined = _joined(done, dim=0)
+    return Comparison(joined.kl[source], joined.delta_nll[source], joined.top1_changed[source])
 
 
 def recomputed_states(model, input_ids: torch.Tensor, prefix_length: int, chunk_size: int) -> Iterator[torch.Tensor]:
@@ -198,20 +227,32 @@ def recomputed_states(model, input_ids: torch.Tensor, prefix_length: int, chunk_
 
 def _one_pass(model, prefix, continuation, flags, chunk_size, companion, progress) -> Comparison:
     engine = MaskingEngine(
-        model, prefix, continuation, _stack(flags, prefix.seen, continuation.device), chunk_size=chunk_size
+        model, prefix, continuation, stack_sets(flags, prefix.seen, continuation.device), chunk_size=chunk_size
     )
     head, targets = Head(model), next_tokens(continuation)
-    parts, waiting = [], None
+    done, waiting = [], None
     for offset, states in engine.states():
         if companion is not None:
             waiting, extra = _take(companion, waiting, states.shape[1])
             states = torch.cat([states, extra])
+        parts = []
         for start, logits in logit_slices(head, states):
             first = offset + start
-            compared = compare_logits(logits[0], logits[1:], targets[first : first + logits.shape[1]])
-            parts.append([tensor.cpu() for tensor in (compared.kl, compared.delta_nll, compared.top1_changed)])
-            progress(parts[-1][0].numel())
-    return Comparison(*(torch.cat(tensors, dim=1) for tensors in zip(*parts)))
+            parts.append(compare_logits(logits[0], logits[1:], targets[first : first + logits.shape[1]]))
+        chunk = _joined(parts, dim=1)
+        # Once a chunk: each copy waits for all that a GPU was given.
+        done.append(Comparison(chunk.kl.cpu(), chunk.delta_nll.cpu(), chunk.top1_changed.cpu()))
+        progress(chunk.kl.numel())
+    return _joined(done, dim=1)
+
+
+def _joined(parts: Sequence[Comparison], dim: int) -> Comparison:
+    """Comparisons of other rows (dim 0) or later offsets (dim 1) as one."""
+    return Comparison(
+        torch.cat([one.kl for one in parts], dim),
+        torch.cat([one.delta_nll for one in parts], dim),
+        torch.cat([one.top1_changed for one in parts], dim),
+    )
 
 
 def _take(pieces: Iterator[torch.Tensor], waiting: torch.Tensor | None, count: int):
@@ -221,27 +262,3 @@ def _take(pieces: Iterator[torch.Tensor], waiting: torch.Tensor | None, count: i
         held.append(next(pieces))
     joined = torch.cat(held, dim=1)
     return joined[:, count:], joined[:, :count]
-
-
-def _unique(flags: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
-    """The sets to run, and for each given set its place among them. Empty sets are never merged."""
-    unique, source, known = [], [], {}
-    for one in flags:
-        key = (tuple(one.shape), one.cpu().numpy().tobytes()) if bool(one.any()) else None
-        if key is None or key not in known:
-            known[key] = len(unique)
-            unique.append(one)
-        source.append(known[key])
-    return unique, source
-
-
-def _stack(flags: Sequence[torch.Tensor], prefix: int, device) -> torch.Tensor:
-    """Sets with one or many layers and heads as one tensor ``[rows, layers or 1, kv_heads or 1, prefix]``."""
-    if not flags:
-        return torch.zeros(0, 1, 1, prefix, dtype=torch.bool, device=device)
-    try:
-        shape = torch.broadcast_shapes(*(one.shape for one in flags))
-    except RuntimeError:
-        shapes = ", ".join(str(list(one.shape)) for one in flags)
-        raise UserError(f"Removed sets of shapes {shapes} do not fit together; use one number of layers.") from None
-    return torch.stack([one.to(device).expand(shape) for one in flags])

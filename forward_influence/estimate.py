@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from forward_influence.memory import free_memory, memory_need
+from forward_influence.shapes import layer_shapes
 
 #: Share of the matrix-product rate that the engine reaches, for estimates of time (benchmarks/README.md).
 _EFFICIENCY = 0.7
@@ -64,15 +65,11 @@ def multiply_adds(config, context: float) -> float:
         Mean number of keys that a query sees.
     """
     text = config.get_text_config()
-    hidden, queries = text.hidden_size, text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or queries
-    width = getattr(text, "head_dim", None) or hidden // queries
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
-    active = getattr(text, "num_experts_per_tok", None) or 1
-    inner = (getattr(text, "moe_intermediate_size", None) or inner) * active
-    projections = hidden * width * (2 * queries + 2 * heads)
-    block = projections + 3 * hidden * inner + 2 * queries * width * context
-    return text.num_hidden_layers * block + hidden * text.vocab_size
+    work = text.hidden_size * text.vocab_size
+    for layer in layer_shapes(config):
+        work += text.hidden_size * (layer.width * 2 * (layer.queries + layer.heads) + 3 * layer.inner)
+        work += 2 * layer.queries * layer.width * context
+    return work
 
 
 def matrix_rate(device: str, dtype: str, *, shape=(1536, 576, 1536), seconds: float = 0.3) -> float:

@@ -98,7 +98,9 @@ def read_header(path: Path) -> GGUFHeader:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             header, start = _walk(path, data)
             missing = start + _data_bytes(header) - len(data)
-    except (struct.error, KeyError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read ({error.strerror}); check its permissions.") from error
+    except (struct.error, LookupError, ValueError, TypeError, ArithmeticError) as error:
         raise UserError(
             f"{str(path)!r} is no GGUF file of version 2 or 3, or it is damaged ({error}); fetch it again."
         ) from error

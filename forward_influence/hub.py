@@ -7,6 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+from forward_influence.data.errors import DataError
 from forward_influence.data.hub import hub_answers, offline_by_environment
 from forward_influence.errors import UserError
 from forward_influence.quiet import print_notice
@@ -28,8 +29,16 @@ def hub_reachable(timeout: float = REACH_TIMEOUT) -> bool:
 
     Asked before any hub library is called, because those retry for half a minute. The answer holds for the
     process. False without an attempt when the environment asks for offline work.
+
+    Raises
+    ------
+    UserError
+        If ``HF_ENDPOINT`` or a proxy variable holds something that is no address.
     """
-    return not offline_requested() and _answers(_endpoint(), timeout)
+    try:
+        return not offline_requested() and _answers(_endpoint(), timeout)
+    except DataError as error:
+        raise UserError(str(error)) from error
 
 
 def _endpoint() -> str:

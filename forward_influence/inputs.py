@@ -1,70 +1,113 @@
-"""What the engine is given: removed sets, token ids, and a model in evaluation mode."""
+"""What the public functions are given: a model, token ids, and whole numbers."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator
+import operator
+import reprlib
 
+import numpy
 import torch
 
 from forward_influence.context import context_limit
 from forward_influence.errors import UserError
 
-Removal = Collection[int] | torch.Tensor
+
+def shown(value) -> str:
+    """A value for a sentence: short, and on one line."""
+    return " ".join(reprlib.repr(value).split())
 
 
-def removal_flags(removed: Removal, prefix: int, index: int = 0) -> torch.Tensor:
-    """A set of positions as bool ``[layers or 1, kv_heads or 1, prefix]``.
+def whole_number(value) -> int | None:
+    """The int that an integer of any library stands for; None for all else, booleans and floats included."""
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def at_least(least: int, name: str, value, meaning: str) -> int:
+    """A whole number from an int, or an integer of NumPy or torch, or a sentence about what it is instead."""
+    number = whole_number(value)
+    if number is None or number < least:
+        raise UserError(f"{name} is {shown(value)}; it must be a whole number of at least {least} ({meaning}).")
+    return number
+
+
+def pass_sizes(chunk_size, batch) -> tuple[int, int | None]:
+    """``chunk_size`` and ``batch`` of the engine as ints; the batch may be None."""
+    chunk_size = at_least(1, "chunk_size", chunk_size, "tokens of a call")
+    return chunk_size, None if batch is None else at_least(1, "batch", batch, "ablated rows at once, or None")
+
+
+def causal_model(given):
+    """The causal language model itself, also out of what ``load_model`` returns.
 
     Raises
     ------
     UserError
-        If a position is outside the prefix or no whole number, or a tensor has another shape or dtype.
+        If it is something else, or has no head.
     """
-    if isinstance(removed, torch.Tensor) and removed.dtype == torch.bool:
-        if removed.dim() != 3 or removed.shape[-1] != prefix:
-            raise UserError(
-                f"removed[{index}] is a bool tensor {list(removed.shape)}; it must be [layers or 1, KV heads or 1, "
-                f"{prefix}], the last being the prefix length."
-            )
-        return removed
-    if not isinstance(removed, Iterable):
-        raise UserError(f"removed[{index}] is {removed!r}; each set is a collection of positions, such as [3, 4].")
-    flags = torch.zeros(1, 1, prefix, dtype=torch.bool)
-    for position in removed:
-        boolean = isinstance(position, bool) or str(getattr(position, "dtype", "")).endswith("bool")
-        try:
-            place = None if boolean else position.__index__()
-        except (AttributeError, TypeError):
-            place = None
-        if place is None:
-            raise UserError(
-                f"removed[{index}] holds {position!r}; positions are whole numbers (a mask is a bool tensor "
-                f"[layers or 1, KV heads or 1, {prefix}])."
-            )
-        if not 0 <= place < prefix:
-            raise UserError(
-                f"removed[{index}] holds position {place}, which is outside the prefix; positions go from 0 to "
-                f"{prefix - 1}."
-            )
-        flags[0, 0, place] = True
-    return flags
+    from forward_influence.models import LoadedModel
 
-
-def check_ids(model, input_ids: torch.Tensor, prefix_length: int) -> torch.Tensor:
-    """``input_ids`` on the model's device, or a sentence about what is wrong with them."""
-    if input_ids.dim() != 2 or input_ids.shape[0] != 1:
-        raise UserError(f"input_ids has shape {list(input_ids.shape)}; it must be [1, prefix + horizon].")
-    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
-        raise UserError(f"input_ids is {input_ids.dtype}; token ids are whole numbers.")
-    length = input_ids.shape[1]
-    if not isinstance(prefix_length, int) or not 1 <= prefix_length < length:
+    model = given.model if isinstance(given, LoadedModel) else given
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "get_output_embeddings"):
         raise UserError(
-            f"prefix_length is {prefix_length}; with {length} tokens it must be from 1 to {length - 1}, "
-            "so that at least one token follows."
+            f"model is {shown(given)}; it must be a causal language model of transformers, or what load_model returns."
+        )
+    if model.get_output_embeddings() is None:
+        raise UserError(f"{type(model).__name__} has no head that predicts tokens; load it with AutoModelForCausalLM.")
+    return model
+
+
+def token_ids(model, given, name: str = "input_ids") -> torch.Tensor:
+    """``given`` as int64 ``[1, tokens]`` on the model's device.
+
+    Raises
+    ------
+    UserError
+        If it has another shape, is empty, holds no whole numbers, or an id that the model does not have.
+    """
+    if not isinstance(given, torch.Tensor):
+        try:
+            array = numpy.array(given)
+        except (TypeError, ValueError):  # ragged, or a tensor of another device
+            array = numpy.array(None)
+        if array.size and array.dtype.kind not in "iu":
+            raise UserError(
+                f"{name} is {shown(given)}; it must be a tensor, an array or a list [1, tokens], and token ids are "
+                "whole numbers."
+            )
+        given = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+    if given.dim() != 2 or given.shape[0] != 1 or given.shape[1] == 0:
+        raise UserError(f"{name} has shape {list(given.shape)}; it must be [1, tokens], with at least one token.")
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise UserError(f"{name} is {given.dtype}; token ids are whole numbers.")
+    table = model.get_input_embeddings().weight
+    count = len(table)
+    ids = given.to(table.device, torch.int64)
+    unknown = ((ids < 0) | (ids >= count)).nonzero()
+    if len(unknown):
+        place = int(unknown[0, 1])
+        raise UserError(
+            f"{name} holds {int(ids[0, place])} at position {place}; {type(model).__name__} has token ids from 0 to "
+            f"{count - 1}, so use its own tokenizer."
+        )
+    return ids
+
+
+def check_ids(model, input_ids, prefix_length) -> tuple[torch.Tensor, int]:
+    """``input_ids`` on the model's device and the prefix length, or a sentence about what is wrong with them."""
+    ids = token_ids(model, input_ids)
+    length, prefix = ids.shape[1], whole_number(prefix_length)
+    if prefix is None or not 1 <= prefix < length:
+        raise UserError(
+            f"prefix_length is {shown(prefix_length)}; with {length} tokens it must be a whole number from 1 to "
+            f"{length - 1}, so that at least one token follows."
         )
     check_length(model, length)
-    return input_ids.to(model.get_input_embeddings().weight.device)
+    return ids, prefix
 
 
 def check_length(model, length: int) -> None:
@@ -77,15 +120,3 @@ def check_length(model, length: int) -> None:
             f"The text has {length} tokens, and {type(model).__name__} has a context of {limit}; use a shorter one, or "
             "load the model with extend_context='yarn'."
         )
-
-
-@contextlib.contextmanager
-def evaluation(model) -> Iterator[None]:
-    """Dropout off inside the block; the training flag of every module is put back afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

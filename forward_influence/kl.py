@@ -10,17 +10,20 @@ rounding of values near 20. With m = sum p * d the sums hold small numbers only,
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
 
 from forward_influence.errors import UserError
+from forward_influence.inputs import shown
 
 #: Below this probability, p * expm1(d) is formed from its two terms instead: p may have underflowed.
 _TINY = 1e-280
 
-#: Elements of float64 work per block; a few blocks fit a CPU's cache.
+#: Elements of float64 work per block: a few blocks fit a CPU's cache; on a GPU the work outlasts its launch.
 _BLOCK = 1 << 18
+_GPU_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Comparison:
     kl : float64 Tensor ``[...]``
         ``KL(reference || other)``, nats, over the whole vocabulary.
     delta_nll : float64 Tensor ``[...]``
-        Change of the negative log-likelihood of the target, nats, other minus reference. NaN where the
-        target is negative (unknown).
+        Change of the negative log-likelihood of the target, nats, other minus reference. 0 where both rule
+        the target out; NaN where the target is unknown (negative, or no token of these logits), and only there.
     top1_changed : bool Tensor ``[...]``
         Whether the reference's most likely token is no longer a most likely one.
     """
@@ -61,17 +64,37 @@ def kl_divergence(reference_logits: torch.Tensor, logits: torch.Tensor) -> torch
     Raises
     ------
     UserError
-        If a row has NaN, ``+inf``, or no possible token.
+        If a row has NaN, ``+inf``, or no possible token, or the two are not logits of one vocabulary.
     """
-    shape = torch.broadcast_shapes(reference_logits.shape, logits.shape)
-    reference = reference_logits.expand(shape).reshape(-1, shape[-1])
+    shape = _common_shape(reference_logits, logits)
+    reference = reference_logits.to(logits.device).expand(shape).reshape(-1, shape[-1])
     other = logits.expand(shape).reshape(-1, shape[-1])
     out = torch.empty(len(reference), dtype=torch.float64, device=other.device)
-    step = max(1, _BLOCK // shape[-1])
+    step = _tokens_per_block(other)
     for start in range(0, len(reference), step):
         part = slice(start, start + step)
         out[part] = _Reference(reference[part]).compare(other[part])[0]
     return out.reshape(shape[:-1])
+
+
+def _common_shape(reference: torch.Tensor, other: torch.Tensor) -> torch.Size:
+    """The broadcast shape of two rows of logits, whose vocabulary must be the same."""
+    for name, one in (("reference_logits", reference), ("logits", other)):
+        if not isinstance(one, torch.Tensor) or not one.is_floating_point() or not one.dim() or not one.shape[-1]:
+            raise UserError(f"{name} is {shown(one)}; it must be a float tensor [..., vocabulary].")
+    fits = reference.shape[-1] == other.shape[-1]  # a vocabulary of one token is not broadcast
+    with contextlib.suppress(RuntimeError):
+        if fits:
+            return torch.broadcast_shapes(reference.shape, other.shape)
+    raise UserError(
+        f"The logits have shapes {list(reference.shape)} and {list(other.shape)}; their vocabularies must be equal, "
+        "and the other sizes equal or 1."
+    )
+
+
+def _tokens_per_block(logits: torch.Tensor) -> int:
+    elements = _BLOCK if logits.device.type == "cpu" else _GPU_BLOCK
+    return max(1, elements // logits.shape[-1])
 
 
 @torch.no_grad()
@@ -90,10 +113,11 @@ def compare_logits(reference: torch.Tensor, logits: torch.Tensor, targets: torch
     Comparison
         Tensors ``[rows, tokens]``.
     """
-    rows, tokens, vocabulary = logits.shape
+    rows, tokens, _ = logits.shape
+    targets = targets.to(logits.device)
     kl = torch.empty(rows, tokens, dtype=torch.float64, device=logits.device)
     nll, changed = torch.empty_like(kl), torch.empty(rows, tokens, dtype=torch.bool, device=logits.device)
-    step = max(1, _BLOCK // vocabulary)
+    step = _tokens_per_block(logits)
     for start in range(0, tokens, step):
         part = slice(start, start + step)
         shared = _Reference(reference[part], targets[part])
@@ -170,10 +194,12 @@ class _Reference:
     def _delta_nll(self, other: torch.Tensor, partition_growth: torch.Tensor):
         if self.targets is None:
             return None
-        known = self.targets >= 0
-        index = self.targets.clamp(min=0)[:, None]
-        change = (self.logits.gather(-1, index) - other.gather(-1, index))[:, 0] + partition_growth
-        return change.masked_fill(~known, float("nan"))
+        known = (self.targets >= 0) & (self.targets < other.shape[-1])
+        index = self.targets.masked_fill(~known, 0)[:, None]
+        before, after = self.logits.gather(-1, index)[:, 0], other.gather(-1, index)[:, 0]
+        change = before - after + partition_growth
+        change.masked_fill_((before == float("-inf")) & (after == float("-inf")), 0.0)
+        return change.masked_fill_(~known, float("nan"))
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

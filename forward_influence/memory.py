@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from forward_influence.cgroups import free_in_groups
+from forward_influence.shapes import layer_shapes
 from infokv.store import TokenStore
 
 #: Share of the free memory that a pass may plan for; the rest absorbs what an estimate cannot see.
@@ -36,29 +38,27 @@ def memory_need(config, *, prefix: int, horizon: int, chunk_size: int, element_s
     element_size : int
         Bytes of one number in the model's dtype.
     """
-    text = config.get_text_config()
-    queries = text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or queries
-    width = getattr(text, "head_dim", None) or text.hidden_size // queries
-    token = 2 * text.num_hidden_layers * heads * width * element_size
+    layers, hidden = layer_shapes(config), config.get_text_config().hidden_size
+    token = sum(2 * layer.heads * layer.width for layer in layers) * element_size
     length = prefix + horizon
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     chunk = min(chunk_size, max(prefix, horizon))
-    activations = chunk * (6 * text.hidden_size + 3 * inner + 4 * queries * width) * element_size
-    mask = (queries // heads) * chunk * length * (element_size + 1)
+    widest = max(3 * layer.inner + 4 * layer.queries * layer.width for layer in layers)
+    activations = chunk * (6 * hidden + widest) * element_size
+    mask = max(layer.queries // layer.heads for layer in layers) * chunk * length * (element_size + 1)
     logits = 1 << 28  # slices of logits and their float64 copies
     return MemoryNeed(fixed=prefix * token + logits, per_row=length * token + activations + mask)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device."""
+    """Bytes that can still be allocated on a device; on the CPU within the limits of a container or batch job."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return free + cached
     import psutil
 
-    return psutil.virtual_memory().available
+    available, allowed = psutil.virtual_memory().available, free_in_groups()
+    return available if allowed is None else min(available, allowed)
 
 
 def rows_that_fit(model, prefix: TokenStore, horizon: int, chunk_size: int, others: int = 0) -> int:

@@ -13,11 +13,12 @@ import torch
 
 from forward_influence.engine import MaskingEngine
 from forward_influence.errors import UserError
-from forward_influence.inputs import evaluation
 from forward_influence.memory import is_out_of_memory
 from infokv.attention import attention_named
+from infokv.calls import evaluation
 from infokv.errors import Refused
-from infokv.prefill import prefill
+from infokv.forward import forward_chunks
+from infokv.store import TokenStore
 
 _PREFIX, _LENGTH = 24, 40
 
@@ -53,7 +54,7 @@ def check_model(model) -> dict:
             with attention_named(model, "eager"):
                 plain = model(ids, use_cache=False).logits[0, _PREFIX:].double()
                 masked = model(ids, attention_mask=_mask(model), use_cache=False).logits[0, _PREFIX:].double()
-            store, _ = prefill(model, ids[:, :_PREFIX], chunk_size=_PREFIX // 2, total_length=_LENGTH)
+            store = _filled_store(model, ids[:, :_PREFIX])
             engine = MaskingEngine(model, store, ids[:, _PREFIX:], hidden, chunk_size=7)
             ours = torch.cat([part for _, part in engine.logits()], dim=1).double()
     except Refused as error:
@@ -83,6 +84,32 @@ def check_model(model) -> dict:
             f"logit, where hiding them changes {result['effect_masked']:.2g}; use another model or dtype."
         )
     return result
+
+
+class _Blocks:
+    """Refuses blocks whose output is not the residual stream: signals read it as one state per token."""
+
+    def __init__(self, hidden: int):
+        self._hidden = hidden
+        self.told: list[int] = []
+
+    def on_block(self, layer: int, states: torch.Tensor) -> None:
+        shape, wanted = list(getattr(states, "shape", ())), [1, _PREFIX // 2, self._hidden]
+        if shape != wanted:
+            raise Refused(f"block {layer} gives states of shape {shape} instead of {wanted}; use another model.")
+        self.told.append(layer)
+
+
+def _filled_store(model, ids: torch.Tensor) -> TokenStore:
+    """The prefix in a token store, and a look at what each block gives on the way."""
+    text = model.config.get_text_config()
+    layers = text.num_hidden_layers
+    store, blocks = TokenStore(layers, _PREFIX), _Blocks(text.hidden_size)
+    chunks = forward_chunks(model, store, ids, chunk_size=_PREFIX // 2, total_length=_LENGTH, block_listeners=(blocks,))
+    for number, _ in enumerate(chunks, 1):
+        if blocks.told != list(range(layers)) * number:
+            raise Refused(f"its {layers} blocks ran in the order {blocks.told}; use another model.")
+    return store
 
 
 def plain_dtype(model) -> torch.dtype:

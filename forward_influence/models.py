@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forward_influence import hub
 from forward_influence.aliases import DEFAULT_MODEL, describe_models
+from forward_influence.checksum import weights_checksum
 from forward_influence.context import ContextPlan, plan_context, verify_extension
 from forward_influence.errors import UserError
 from forward_influence.gguf_cache import weights_folder
@@ -17,6 +18,9 @@ from forward_influence.placement import resolve_attention, resolve_device, resol
 from forward_influence.quiet import print_notice, quiet_libraries
 from forward_influence.sources import ModelSource, resolve_model
 from forward_influence.tokenization import LoadedTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "LoadedModel",
@@ -52,6 +56,8 @@ class LoadedModel:
         Result of the reference check; empty if it was not asked for.
     notices : list of str
         What the user was told on the way.
+    checksum : str
+        Of the weights when this object was made; a study refuses them if they were changed since.
     """
 
     model: Any
@@ -64,14 +70,18 @@ class LoadedModel:
     extend_context: str | None = None
     check: dict = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    checksum: str = field(init=False, repr=False)
+
+    def __post_init__(self):
+        self.checksum = weights_checksum(self.model)
 
 
 def load_model(
     model: str | Path | ModelSource = DEFAULT_MODEL,
     *,
     tokenizer: str | Path | LoadedTokenizer | None = None,
-    dtype: str = "auto",
-    device: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    device: str | int | torch.device = "auto",
     attention: str | None = None,
     offline: bool = False,
     extend_context: str | None = None,
@@ -89,10 +99,10 @@ def load_model(
         `offline` and `trust_remote_code` then hold).
     tokenizer : str, Path or LoadedTokenizer, optional
         Folder or hub id of another tokenizer; or the one that :func:`load_tokenizer` gave, to load it once.
-    dtype : str
+    dtype : str or torch.dtype
         ``auto``, ``float32``, ``bfloat16``, ``float16`` or ``float64``.
-    device : str
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    device : str, int or torch.device
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; a number N is ``cuda:N``.
     attention : str, optional
         Attention function of plain forwards; the measurement brings its own.
     offline : bool
@@ -163,6 +173,8 @@ def _load_weights(
 ) -> Any:
     from transformers import AutoModelForCausalLM
 
+    from forward_influence.memory import is_out_of_memory
+
     folder = _weights_folder(source, tell)
     try:
         with quiet_libraries():
@@ -175,7 +187,9 @@ def _load_weights(
                 trust_remote_code=source.trust_remote_code,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
+    except Exception as error:  # a damaged file can fail here in any way
+        if is_out_of_memory(error):
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
         raise UserError(
             f"the weights of model {source.path!r} cannot be loaded ({reason}); fetch them again or choose "

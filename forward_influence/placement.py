@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import numbers
+import operator
 from typing import TYPE_CHECKING
 
 from forward_influence.errors import UserError
@@ -24,8 +26,10 @@ DTYPES = {
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 
 
-def resolve_device(device: str = "auto") -> str:
+def resolve_device(device: str | int | torch.device = "auto") -> str:
     """The device to use: ``"cpu"`` or ``"cuda:N"``; ``"auto"`` takes the GPU where there is one.
+
+    As in torch, a number is a GPU, and a ``torch.device`` is what it says.
 
     One device holds one model. To use several GPUs, run one process per GPU with ``--shard``. Apple's
     ``mps`` is not offered: KL is reduced in float64, which it does not have.
@@ -40,6 +44,8 @@ def resolve_device(device: str = "auto") -> str:
     present = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if device == "auto":
         return present[1] if len(present) > 1 else "cpu"
+    number = isinstance(device, numbers.Integral) and not isinstance(device, bool)
+    device = f"cuda:{operator.index(device)}" if number else str(device)
     name = "cuda:0" if device == "cuda" else device
     if name in present:
         return name
@@ -50,14 +56,17 @@ def resolve_device(device: str = "auto") -> str:
     raise UserError(f"device {device!r} cannot be used, because {why}; choose auto, {' or '.join(present)}.")
 
 
-def resolve_dtype(dtype: str = "auto", device: str = "cpu") -> str:
+def resolve_dtype(dtype: str | torch.dtype = "auto", device: str = "cpu") -> str:
     """Canonical dtype name; ``"auto"`` is float32 on the CPU, bfloat16 on a GPU that has it, else float16.
+
+    A ``torch.dtype`` is accepted as well as its name, with or without ``torch.``.
 
     Raises
     ------
     UserError
         If the name is unknown.
     """
+    dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
         return "float32" if device == "cpu" else _half_on(device)
     if dtype not in DTYPES:

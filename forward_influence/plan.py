@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forward_influence.code_hash import code_hashes
+from forward_influence.contents import Inputs
 from forward_influence.data import load_documents
 from forward_influence.errors import UserError
+from forward_influence.paths import reachable_path
 from forward_influence.request import (
     check_candidates,
     check_listed,
@@ -28,6 +31,9 @@ DOCUMENTS = 100
 
 #: Seconds between signs of life while documents are tokenised.
 _EVERY = 20.0
+
+#: Letters of a model's name in the name of its run's folder; file systems end at 255 bytes.
+_STEM = 50
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,12 @@ class Plan:
     corpus: dict
     notices: list[str] = field(default_factory=list)
 
+    @property
+    def inputs(self) -> Inputs:
+        """Texts and code that rows in the folder must have been made with."""
+        texts = {document.id: document.sha for document in self.documents}
+        return Inputs(texts | {name: sha for name, _, sha in self.short}, code_hashes(self.selectors))
+
 
 def make_plan(
     *,
@@ -106,7 +118,9 @@ def make_plan(
     selectors = make_selectors(selector)
     check_candidates(count, prefix, sinks, recent, selectors.values())
     check_positions(selectors, prefix)
-    check_writable(Path("runs" if out is None else out))
+    if out is not None:
+        out = reachable_path(out, "out")
+    check_writable(Path("runs") if out is None else out)
 
     notices: list[str] = []
 
@@ -138,7 +152,9 @@ def make_plan(
         full_horizon=full_horizon,
         extend_context=context.method,
     )
-    documents, short = choose_documents(corpus, words, spec, limit or DOCUMENTS, notify)
+    documents, short, twins = choose_documents(corpus, words, spec, limit or DOCUMENTS, notify)
+    if twins:
+        tell(describe_twins(twins))
     if limit is not None and len(documents) < limit:
         tell(f"{limit} documents were asked for; {len(documents)} of this corpus are long enough.")
     check_listed(selectors, documents)
@@ -148,7 +164,7 @@ def make_plan(
             raise UserError(f"shard {shard} has no document: there are fewer than {place[0]}; use fewer shards.")
     return Plan(
         source=source, tokenizer=words, spec=spec, selectors=selectors, documents=documents, short=short,
-        out=Path(out) if out is not None else default_out(source.name, spec, place),
+        out=out if out is not None else default_out(source.name, spec, place),
         device=device, dtype=dtype, notices=notices,
         requested={"horizon": horizon, "limit": limit, "fraction": str(fraction), "shard": shard},
         corpus={"name": corpus.name, "identity": corpus.identity, "size": corpus.size},
@@ -157,14 +173,14 @@ def make_plan(
 
 def default_out(name: str, spec: RunSpec, place: tuple[int, int] | None = None) -> Path:
     """``runs/<model>-<first 8 of the hash>``, so that the same command finds its run again."""
-    stem = re.sub(r"[^\w.-]+", "-", name).strip("-") or "model"
+    stem = re.sub(r"[^\w.-]+", "-", name).strip("-")[:_STEM] or "model"
     tail = f"-shard-{place[0]}-of-{place[1]}" if place else ""
     return Path("runs") / f"{stem}-{spec.hash()[:8]}{tail}"
 
 
 def document_seed(seed: int, document: str) -> int:
     """The seed of a document's randomness: it does not depend on order, batch or resume."""
-    digest = hashlib.sha256(f"{seed}\n{document}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}\n{document}".encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:6], "big")
 
 
@@ -185,6 +201,7 @@ def _resolve(model, tokenizer, device, dtype, offline, extend_context, length, t
         for name, value in asked.items():
             if value not in (None, "auto"):
                 raise UserError(f"{name} is {value!r}, but the model is loaded already; give it to load_model instead.")
+        check_unchanged(model)
         return model.source, model.device, model.dtype, ContextPlan(None, model.context_limit, model.extend_context)
     if not isinstance(model, str | os.PathLike):
         raise UserError(f"model is a {type(model).__name__}; give a name, a path, or what load_model returned.")
@@ -195,6 +212,17 @@ def _resolve(model, tokenizer, device, dtype, offline, extend_context, length, t
     if context.notice:
         tell(context.notice)
     return source, device, dtype, context
+
+
+def check_unchanged(model) -> None:
+    """Refuse a LoadedModel whose weights are not those that were loaded: rows would carry a wrong name."""
+    from forward_influence.checksum import weights_checksum
+
+    if weights_checksum(model.model) != model.checksum:
+        raise UserError(
+            f"the weights of model {model.source.name!r}, or their dtype, were changed after it was loaded as "
+            f"{model.dtype}; save it with save_pretrained and give that folder, or load it again."
+        )
 
 
 def _tokenizer(model, source, tell):
@@ -219,17 +247,26 @@ def effective_horizon(name: str, limit: int | None, prefix: int, horizon: int, t
 
 
 def choose_documents(corpus, tokenizer, spec: RunSpec, limit: int, notify):
-    """The first ``limit`` documents that are long enough, and the shorter ones met before."""
+    """The first ``limit`` documents that are long enough, and those met before that are not taken.
+
+    Returns
+    -------
+    found : list of TokenizedDocument
+    short : list of (str, int, str)
+        Id, tokens and hash of documents that are too short.
+    twins : list of (str, str)
+        Id of a document whose measured tokens are those of another one, which is in `found`, and that one's id.
+    """
     length, least = spec.prefix + spec.horizon, least_length(spec)
-    found, short, longest, told = [], [], 0, time.monotonic()
+    found, short, twins, longest, told = {}, [], [], 0, time.monotonic()
     for document in corpus.tokenized(tokenizer.encode, length):
-        if len(document.ids) >= least:
-            found.append(document)
-            if len(found) == limit:
-                break
-        else:
+        if len(document.ids) < least:
             longest = max(longest, len(document.ids))
             short.append((document.id, len(document.ids), document.sha))
+        elif (kept := found.setdefault(document.ids[:length], document)) is not document:
+            twins.append((document.id, kept.id))
+        elif len(found) == limit:
+            break
         if time.monotonic() - told >= _EVERY:
             told = time.monotonic()
             notify(f"{len(found) + len(short)} documents tokenised, {len(found)} of them long enough.")
@@ -238,4 +275,11 @@ def choose_documents(corpus, tokenizer, spec: RunSpec, limit: int, notify):
             f"No document is long enough: at least {least} tokens are needed (prefix {spec.prefix}), and the longest "
             f"has {longest}; use a smaller prefix{' or horizon' if spec.full_horizon else ''}, or other data."
         )
-    return found, short
+    return list(found.values()), short, twins
+
+
+def describe_twins(twins: list[tuple[str, str]]) -> str:
+    """Which documents were left out because another one has the same text; the first few by name."""
+    named = ", ".join(f"{left!r} ({kept!r} is kept)" for left, kept in twins[:3])
+    more = f" and {len(twins) - 3} more" if len(twins) > 3 else ""
+    return f"Left out, because another document has the same text: {named}{more}."

@@ -9,6 +9,42 @@ import time
 _EVERY = 30.0
 
 
+class Messages:
+    """A text stream for what is said on the way: where it cannot be written, the work goes on unseen.
+
+    Parameters
+    ----------
+    stream : text file or None
+        Its reader may have left, its disk may be full, it may be closed; None: there is none.
+    """
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._attempt("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt("flush")
+
+    def isatty(self) -> bool:
+        return bool(self._attempt("isatty"))
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:
+        return getattr(self._stream, "encoding", None) or "ascii"
+
+    def _attempt(self, name: str, *arguments):
+        try:
+            return getattr(self._stream, name)(*arguments) if self._stream is not None else None
+        except (OSError, ValueError):  # there is nobody to tell
+            return None
+
+
 class Progress:
     """Counts row-tokens and estimates the time that is left.
 
@@ -24,7 +60,7 @@ class Progress:
 
     def __init__(self, total: int = 0, *, quiet: bool = False, stream=None):
         self._total, self._done = total, 0
-        self._stream = stream or sys.stderr
+        self._stream = Messages(stream or sys.stderr)
         self._quiet = quiet
         self._began = self._told = time.monotonic()
         self._label = ""

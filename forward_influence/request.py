@@ -80,6 +80,8 @@ def check_listed(selectors: dict[str, Selector], documents: list) -> None:
 
 def check_writable(folder: Path) -> None:
     """Refuse a folder that cannot be made or written, before anything is computed."""
+    if "\0" in str(folder):
+        raise UserError(f"out is {str(folder)!r}, which holds a character that no path has; give another --out.")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"out is {str(folder)!r}, which is a file; give a folder.")
     place = folder

@@ -27,7 +27,11 @@ def scan(path: Path, spec_hash: str) -> Iterator[tuple[dict, bytes, int]]:
     """Each row with its line and the file position behind it; a torn last line ends the scan."""
     if not path.exists():
         return
-    with open(path, "rb") as handle:
+    try:
+        opened = open(path, "rb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read ({error.strerror}); check the folder.") from error
+    with opened as handle:
         size, position = os.fstat(handle.fileno()).st_size, 0
         for number, line in enumerate(handle, start=1):
             if not line.endswith(b"\n"):
@@ -35,7 +39,7 @@ def scan(path: Path, spec_hash: str) -> Iterator[tuple[dict, bytes, int]]:
             position += len(line)
             try:
                 row = loads_row(line.decode())
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if position >= size:  # after a power cut a torn line may be filled up with anything
                     return
                 raise UserError(
@@ -44,7 +48,7 @@ def scan(path: Path, spec_hash: str) -> Iterator[tuple[dict, bytes, int]]:
                 ) from error
             try:
                 check_row(row, spec_hash)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(
                     f"{str(path)!r}, line {number}, is no row of this run ({error}); "
                     "delete this line, or start over with --fresh."
@@ -52,30 +56,18 @@ def scan(path: Path, spec_hash: str) -> Iterator[tuple[dict, bytes, int]]:
             yield row, line, position
 
 
-def check_text(texts: dict[str, str], row: dict, where: object) -> None:
-    """Refuse a row whose document has other tokens than in earlier rows; `texts` collects the hashes."""
-    sha = row["document_sha"]
-    if sha and texts.setdefault(row["document"], sha) != sha:
-        raise UserError(
-            f"Document {row['document']!r} has other tokens than in earlier rows of {str(where)!r} "
-            f"(sha256 {texts[row['document']]} there, {sha} here); keep the texts apart with another --out."
-        )
-
-
-def repair(path: Path, spec_hash: str) -> tuple[set[str], dict[str, str]]:
-    """Cut a torn last line off, move failed and repeated rows aside; finished keys, hashes of texts."""
-    done, texts, aside, end = set(), {}, 0, 0
+def repair(path: Path, spec_hash: str) -> None:
+    """Cut a torn last line off, and move failed and repeated rows aside."""
+    done, aside, end = set(), 0, 0
     for row, _, end in scan(path, spec_hash):  # noqa: B007 (the last end is the length that is sound)
         if row["status"] == "failed" or row["key"] in done:
             aside += 1
             continue
         done.add(row["key"])
-        check_text(texts, row, path)
     if path.exists() and path.stat().st_size > end:
         os.truncate(path, end)
     if aside:
         _split_rows(path, spec_hash)
-    return done, texts
 
 
 def _split_rows(path: Path, spec_hash: str) -> None:
@@ -101,9 +93,15 @@ def spec_differences(old: dict, new: dict) -> str:
     return "; ".join(named) or "written by another version of the row format"
 
 
-def write_header(path: Path, spec: RunSpec, provenance: dict) -> None:
-    file = path / RUN_JSON
-    if file.exists():
+def next_header(path: Path, spec: RunSpec, provenance: dict) -> dict:
+    """What run.json will hold: that of the run in the folder, if it holds one, with one more invocation.
+
+    Raises
+    ------
+    UserError
+        If it holds another run.
+    """
+    if (path / RUN_JSON).exists():
         header = read_header(path)
         if header["hash"] != spec.hash():
             raise UserError(
@@ -118,9 +116,9 @@ def write_header(path: Path, spec: RunSpec, provenance: dict) -> None:
             "or --fresh to move the rows aside."
         )
     else:
-        header = {"schema": SCHEMA_VERSION, "spec": spec.to_dict(), "hash": spec.hash()}
+        header = {"schema": SCHEMA_VERSION, "spec": spec.to_dict(), "hash": spec.hash(), "code": {}}
         header |= {"provenance": provenance, "resumed": []}
-    replace_header(path, header)
+    return header
 
 
 def replace_header(path: Path, header: dict) -> None:
@@ -128,7 +126,8 @@ def replace_header(path: Path, header: dict) -> None:
     file = path / RUN_JSON
     text = json.dumps(header, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     temporary = file.with_name(f"{RUN_JSON}.tmp")
-    with open(temporary, "w", encoding="utf-8") as handle:
+    # A path that is not UTF-8 holds lone surrogates; written with backslashes they are JSON.
+    with open(temporary, "w", encoding="utf-8", errors="backslashreplace") as handle:
         handle.write(text + "\n")
         handle.flush()
         os.fsync(handle.fileno())
@@ -138,11 +137,14 @@ def replace_header(path: Path, header: dict) -> None:
 def read_header(path: Path) -> dict:
     try:
         header = json.loads((path / RUN_JSON).read_text(encoding="utf-8"))
-        kinds = {"spec": dict, "hash": str, "provenance": dict, "resumed": list}
+        header.setdefault("code", {})
+        kinds = {"spec": dict, "hash": str, "code": dict, "provenance": dict, "resumed": list}
         sound = all(isinstance(header[name], kind) for name, kind in kinds.items())
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise corrupt_header(path) from error
-    if not sound:
+    except OSError as error:
+        raise UserError(f"{str(path / RUN_JSON)!r} cannot be read ({error.strerror}); check the folder.") from error
+    if not sound or not all(isinstance(one, dict) for one in header["resumed"]):
         raise corrupt_header(path)
     return header
 

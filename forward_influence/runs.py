@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from forward_influence.contents import Contents, Inputs, survey
 from forward_influence.errors import UserError
+from forward_influence.paths import reachable_path
 from forward_influence.rows import SCHEMA_VERSION, RunSpec, check_row, dumps_row
 from forward_influence.run_files import (
     ROWS,
     RUN_JSON,
     acquire_lock,
-    check_text,
     corrupt_header,
     move_aside,
+    next_header,
     read_header,
     repair,
     replace_header,
     scan,
-    write_header,
 )
+
+
+class CannotWrite(UserError):
+    """The disk takes no more; what was written before is kept."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder as it was read: `resumed` holds the provenance of each later invocation."""
+    """One run folder as it was read: `resumed` holds the provenance of each later invocation.
+
+    `code` has the hash of the source of each selector that does not come with this package.
+    """
 
     path: Path
     spec: RunSpec
@@ -34,6 +43,7 @@ class Run:
     provenance: dict
     resumed: list[dict]
     rows: list[dict]
+    code: dict[str, str]
 
 
 class RunFolder:
@@ -45,15 +55,17 @@ class RunFolder:
     spec : RunSpec
     """
 
-    def __init__(self, path: Path, spec: RunSpec, lock):
+    def __init__(self, path: Path, spec: RunSpec, contents: Contents, lock):
         self.path, self.spec = path, spec
-        self._hash, self._lock = spec.hash(), lock
-        self._done, self._texts = repair(path / ROWS, self._hash)
+        self._hash, self._contents, self._lock = spec.hash(), contents, lock
         self._failed: set[str] = set()  # of this invocation; the next one tries them again
         self._file = open(path / ROWS, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        self._size = os.fstat(self._file.fileno()).st_size
 
     @classmethod
-    def open(cls, path: str | Path, spec: RunSpec, provenance: dict, *, fresh: bool = False) -> RunFolder:
+    def open(
+        cls, path: str | Path, spec: RunSpec, provenance: dict, inputs: Inputs = Inputs(), *, fresh: bool = False
+    ) -> RunFolder:
         """Create or resume the run in a folder.
 
         Rows with status ``failed`` and repeated keys move to ``failed-<n>.jsonl``, so that the failed
@@ -67,15 +79,19 @@ class RunFolder:
             Must have the hash of the run that the folder holds, if it holds one.
         provenance : dict
             Stored in run.json: the first invocation's as ``provenance``, later ones' in ``resumed``.
+        inputs : Inputs
+            Documents and selectors of this invocation; must be those that the folder has rows of. The hashes of
+            code are stored in run.json.
         fresh : bool
             Move an existing run to ``old-<n>`` inside the folder and start anew.
 
         Raises
         ------
         UserError
-            If the folder cannot be written, is in use, holds another run, or has a corrupt file.
+            If the folder cannot be written, is in use, holds another run or rows of other documents or selectors
+            under the same names, or has a corrupt file.
         """
-        path = Path(path)
+        path = reachable_path(path, "out")
         if path.exists() and not path.is_dir():
             raise UserError(f"Run folder {str(path)!r} is a file; give a folder as --out.")
         lock = None
@@ -84,8 +100,13 @@ class RunFolder:
             lock = acquire_lock(path)
             if fresh:
                 move_aside(path)
-            write_header(path, spec, provenance)
-            return cls(path, spec, lock)
+            header = next_header(path, spec, provenance)
+            contents = survey((row for row, _, _ in scan(path / ROWS, header["hash"])), path)
+            inputs.check(contents, header["code"], path)
+            repair(path / ROWS, header["hash"])
+            header["code"] |= inputs.code
+            replace_header(path, header)
+            return cls(path, spec, contents, lock)
         except BaseException as error:
             if lock is not None:
                 lock.close()
@@ -97,7 +118,7 @@ class RunFolder:
 
     def done(self) -> set[str]:
         """Keys of the finished rows (``ok`` and ``skipped``)."""
-        return set(self._done)
+        return set(self._contents.done)
 
     def append(self, rows: Iterable[dict]) -> None:
         """Write rows, together and durably: after a kill either the file has them or they are redone.
@@ -110,25 +131,36 @@ class RunFolder:
             If the disk refuses, or a document's text is not that of its earlier rows.
         """
         rows = list(rows)
-        done, failed, texts = set(self._done), set(self._failed), dict(self._texts)
+        contents, failed = self._contents.copy(), set(self._failed)
         for row in rows:
             check_row(row, self._hash)
-            if row["key"] in done or row["key"] in failed:
+            if row["key"] in contents.done or row["key"] in failed:
                 raise ValueError(f"document {row['document']!r} already has a row of selector {row['selector']!r}")
-            (failed if row["status"] == "failed" else done).add(row["key"])
-            check_text(texts, row, self.path)
-        self._write("".join(dumps_row(row) + "\n" for row in rows).encode())
-        self._done, self._failed, self._texts = done, failed, texts
+            if row["status"] == "failed":
+                failed.add(row["key"])
+            contents.add(row, self.path)
+        self._write("".join(dumps_row(row) + "\n" for row in rows).encode(errors="backslashreplace"))
+        self._contents, self._failed = contents, failed
 
     def note(self, facts: dict) -> None:
         """Add facts that were not known at the start to the provenance of this invocation."""
         header = read_header(self.path)
         (header["resumed"][-1] if header["resumed"] else header["provenance"]).update(facts)
-        replace_header(self.path, header)
+        try:
+            replace_header(self.path, header)
+        except OSError as error:
+            raise self._cannot_write(RUN_JSON, error) from error
 
-    def rows(self) -> list[dict]:
-        """All rows on disk, in the order in which they were written."""
-        return [row for row, _, _ in scan(self.path / ROWS, self._hash)]
+    def rows(self) -> Iterator[dict]:
+        """All rows on disk, in the order in which they were written.
+
+        Raises
+        ------
+        UserError
+            If the file is not the one that was written.
+        """
+        self._check_file()
+        return (row for row, _, _ in scan(self.path / ROWS, self._hash))
 
     def close(self) -> None:
         self._file.close()
@@ -141,19 +173,38 @@ class RunFolder:
         self.close()
 
     def _write(self, data: bytes) -> None:
-        size, written = os.fstat(self._file.fileno()).st_size, 0
+        self._check_file()
+        written = 0
         try:
             while written < len(data):  # one write, unless the disk takes only a part
                 written += self._file.write(data[written:])
             os.fsync(self._file.fileno())
         except BaseException as error:
-            self._file.truncate(size)  # half a line would be glued to the next one
+            with contextlib.suppress(OSError):  # where even that fails, the next invocation cuts the line off
+                self._file.truncate(self._size)  # half a line would be glued to the next one
             if isinstance(error, OSError):
-                raise UserError(
-                    f"Rows could not be written to {str(self.path / ROWS)!r} ({error.strerror}); "
-                    "make room and run the same command again."
-                ) from error
+                raise self._cannot_write(ROWS, error) from error
             raise
+        self._size += len(data)
+
+    def _check_file(self) -> None:
+        """Refuse to go on if rows would go where nobody finds them, or stand among somebody else's."""
+        mine, file = os.fstat(self._file.fileno()), self.path / ROWS
+        try:
+            there = os.stat(file)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino, there.st_size) != (mine.st_dev, mine.st_ino, self._size):
+            raise UserError(
+                f"{str(file)!r} was {'removed' if there is None else 'changed'} by somebody else while this study was "
+                "writing it; leave the folder alone, and run the same command again."
+            )
+
+    def _cannot_write(self, name: str, error: OSError) -> CannotWrite:
+        return CannotWrite(
+            f"{str(self.path / name)!r} could not be written ({error.strerror}); make room and run the same command "
+            "again."
+        )
 
 
 def read_run(path: str | Path) -> Run:
@@ -164,7 +215,7 @@ def read_run(path: str | Path) -> Run:
     UserError
         If the folder is no run, or names the corrupt file and line.
     """
-    path = Path(path)
+    path = reachable_path(path, "run")
     if path.name in (RUN_JSON, ROWS):
         path = path.parent
     if not (path / RUN_JSON).is_file():
@@ -180,12 +231,12 @@ def read_run(path: str | Path) -> Run:
     if header.get("schema") == SCHEMA_VERSION and spec.hash() != header["hash"]:
         raise corrupt_header(path)  # edited by hand: its rows belong to another spec
     rows = [row for row, _, _ in scan(path / ROWS, header["hash"])]
-    return Run(path, spec, header["hash"], header["provenance"], header["resumed"], rows)
+    return Run(path, spec, header["hash"], header["provenance"], header["resumed"], rows, header["code"])
 
 
 def find_runs(path: str | Path) -> list[Path]:
     """The run folders that a path stands for: itself, or those directly inside it (shards)."""
-    path = Path(path)
+    path = reachable_path(path, "run")
     if (path / RUN_JSON).is_file() or not path.is_dir():
         return [path]
     inside = sorted(header.parent for header in path.glob(f"*/{RUN_JSON}"))

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 
 from forward_influence.errors import UserError
+from forward_influence.inputs import shown
 from infokv.errors import Refused
 from infokv.registry import Registry
 from infokv.scorer import SCORERS, Scorer
@@ -24,10 +25,13 @@ class Selector:
     Attributes
     ----------
     needs : tuple of str
-        Names of the signals that it reads (see :data:`infokv.signals.SIGNALS`).
+        Names of the signals that it reads (see :data:`infokv.signals.SIGNALS`); it gets no others.
+    explicit : bool
+        Whether its positions are somebody's own choice, and so may be any of the prefix in any number.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
+    explicit: ClassVar[bool] = False
 
     def select(self, signals: TokenSignals, count: int, document: str) -> Sequence[int]:
         """Positions to remove.
@@ -35,8 +39,9 @@ class Selector:
         Parameters
         ----------
         signals : TokenSignals
+            Not to be changed; work on clones.
         count : int
-            How many positions the study removes; chosen among ``signals.candidates``.
+            How many positions the study removes; at most as many, each once, among ``signals.candidates``.
         document : str
             Id of the document.
         """
@@ -84,11 +89,18 @@ class TopScore(Selector):
 
     def select(self, signals: TokenSignals, count: int, document: str) -> list[int]:
         scores = self.scorer.score(signals)
-        shape = tuple(scores.shape)
-        if len(shape) != 3 or shape[2] != signals.tokens:
+        heads = signals.query_heads if getattr(self.scorer, "heads", "kv") == "query" else signals.kv_heads
+        fitting = ((1, signals.layers), (1, heads), (signals.tokens,))
+        shape = tuple(getattr(scores, "shape", ()))
+        if (
+            not isinstance(scores, torch.Tensor)
+            or len(shape) != 3
+            or any(size not in sizes for size, sizes in zip(shape, fitting))
+        ):
+            what = f"scores of shape {list(shape)}" if isinstance(scores, torch.Tensor) else shown(scores)
             raise UserError(
-                f"{self.canonical()} returned scores of shape {list(shape)}; they must be "
-                f"[layers or 1, KV heads or 1, {signals.tokens}]."
+                f"{self.canonical()} returned {what}; they must be a tensor [{signals.layers} layers or 1, "
+                f"{signals.kv_heads} KV heads or 1, {signals.tokens} tokens]."
             )
         return top_positions(scores.double().mean(dim=(0, 1)), signals.candidates, count)
 
@@ -136,7 +148,7 @@ def make_selector(given) -> Selector:
         made = _from_text(given) if isinstance(given, str) else given() if isinstance(given, type) else given
     except (UserError, Refused):
         raise
-    except Exception as error:  # a third party's module or constructor may raise anything
+    except (Exception, SystemExit) as error:  # a third party's constructor may raise anything
         raise UserError(f"Selector {shown!r} cannot be made ({describe_error(error)}); correct it.") from error
     if not hasattr(made, "select") and not hasattr(made, "score"):
         raise UserError(

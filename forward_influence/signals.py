@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from forward_influence.errors import UserError
-from forward_influence.inputs import check_length, evaluation
+from forward_influence.inputs import at_least, causal_model, check_length, shown, token_ids
+from infokv.calls import evaluation
 from infokv.prefill import prefill
 from infokv.signals import TokenSignals
 
@@ -18,9 +19,9 @@ def token_signals(model, input_ids: torch.Tensor, needs: Iterable[str] = ("entro
 
     Parameters
     ----------
-    model : PreTrainedModel
+    model : PreTrainedModel or LoadedModel
         A causal language model of transformers; as before afterwards.
-    input_ids : int Tensor ``[1, tokens]``
+    input_ids : int Tensor, array or list ``[1, tokens]``
     needs : iterable of str
         Names of signals, such as ``"entropy(k=64)"``; see :data:`infokv.signals.SIGNALS`.
     chunk_size : int
@@ -36,11 +37,16 @@ def token_signals(model, input_ids: torch.Tensor, needs: Iterable[str] = ("entro
     Raises
     ------
     UserError, Refused
-        If the text is not one row of tokens, or a signal is unknown.
+        If the text is not one row of the model's tokens, or a signal or another argument is unknown.
     """
-    if input_ids.dim() != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
-        raise UserError(f"input_ids has shape {list(input_ids.shape)}; it must be [1, tokens] with a token.")
-    ids = input_ids.to(model.get_input_embeddings().weight.device)
-    check_length(model, max(ids.shape[1], total_length or 0))
+    if isinstance(needs, str) or not isinstance(needs, Iterable):
+        raise UserError(f"needs is {shown(needs)}; write a tuple of signals, such as ('entropy',).")
+    model = causal_model(model)
+    ids = token_ids(model, input_ids)
+    tokens = ids.shape[1]
+    chunk_size = at_least(1, "chunk_size", chunk_size, "tokens of a call")
+    if total_length is not None:
+        total_length = at_least(tokens, "total_length", total_length, "tokens of the whole text, or None for this one")
+    check_length(model, total_length or tokens)
     with evaluation(model):
         return prefill(model, ids, needs, chunk_size=chunk_size, total_length=total_length)[1]

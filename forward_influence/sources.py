@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,11 +13,13 @@ from forward_influence import hub
 from forward_influence.aliases import ALIASES, DEFAULT_MODEL, Alias, alias_gguf
 from forward_influence.architectures import refuse_unsupported
 from forward_influence.cache import file_sha256
+from forward_influence.config_file import check_sizes, read_config
 from forward_influence.context import context_limit
 from forward_influence.errors import UserError
 from forward_influence.fingerprint import folder_fingerprint
 from forward_influence.gguf_cache import config_folder
 from forward_influence.gguf_header import read_header
+from forward_influence.paths import reachable_path
 from forward_influence.placement import resolve_dtype, torch_dtype
 from forward_influence.quiet import print_notice, quiet_libraries
 
@@ -99,7 +100,7 @@ def resolve_model(
         If there is no such model, or it is one that would be measured wrongly.
     """
     options = {"offline": offline, "trust_remote_code": trust_remote_code}
-    text, path = str(model), Path(model).expanduser()
+    text, path = str(model), reachable_path(model, "model")
     if path.is_dir():
         source = _from_folder(path, options)
     elif path.is_file():
@@ -161,11 +162,7 @@ def _refuse_by_file(folder: Path, label: str) -> None:
             f"{label!r} has no config.json; give a folder written by save_pretrained, a GGUF file, "
             f"an alias ({', '.join(ALIASES)}) or a hub id."
         )
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{str(file)!r} is not valid JSON ({error}); fetch it again.") from error
-    refuse_unsupported(config, label)
+    refuse_unsupported(read_config(file), label)
 
 
 def _finish(
@@ -179,6 +176,7 @@ def _finish(
 ) -> ModelSource:
     trust = options["trust_remote_code"]
     config = _load_config(folder, path, trust)
+    check_sizes(config, path)
     refuse_unsupported(config.to_dict(), path)
     parameters = _count_parameters(config, path, trust)
     return ModelSource(
@@ -203,10 +201,11 @@ def _load_config(folder: Path, label: str, trust_remote_code: bool) -> Any:
             return transformers.AutoConfig.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=trust_remote_code
             )
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+    except Exception as error:  # a configuration can be wrong in any way
         raise UserError(
             f"the configuration of model {label!r} cannot be used by transformers {transformers.__version__} "
-            f"({_first_line(error)}); choose another model, or allow its own code with trust_remote_code."
+            f"({_first_line(error)}); fetch config.json again, choose another model, or allow its own code with "
+            "trust_remote_code."
         ) from error
 
 
@@ -217,7 +216,7 @@ def _count_parameters(config: Any, label: str, trust_remote_code: bool) -> int:
     try:
         with torch.device("meta"), quiet_libraries():
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    except (ValueError, ImportError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+    except Exception as error:  # numbers that do not fit together fail anywhere
         raise UserError(
             f"no causal language model can be built for {label!r} ({_first_line(error)}); choose another model."
         ) from error
@@ -225,7 +224,7 @@ def _count_parameters(config: Any, label: str, trust_remote_code: bool) -> int:
 
 
 def _tokenizer_folder(text: str, offline: bool, notify: Callable[[str], None]) -> Path:
-    path = Path(text).expanduser()
+    path = reachable_path(text, "tokenizer")
     if path.is_dir():
         return path
     if not path.exists() and hub.is_repo_id(text):
@@ -243,5 +242,6 @@ def _unknown(text: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].strip().rstrip(".:")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    # A validator names the field in the first line and says in the second what is wrong with it.
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".:")

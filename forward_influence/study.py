@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from forward_influence.errors import UserError
 from forward_influence.plan import Plan, least_length, make_plan
 from forward_influence.progress import Progress
 from forward_influence.request import check_numbers
@@ -25,6 +26,8 @@ class Outcome:
         Documents of this request: measured with at least one selector; skipped; failed.
     failed_rows : int
         Rows that failed, those of single selectors included.
+    missing : int
+        Documents of this request without any row, because the study had to end early (or has not begun).
     """
 
     path: Path
@@ -32,18 +35,33 @@ class Outcome:
     skipped: int
     failed: int
     failed_rows: int = 0
+    missing: int = 0
 
     def sentence(self) -> str:
         """The outcome for a person."""
         noun = "document" if self.ok == 1 else "documents"
         rows = f" ({self.failed_rows} rows; forward-influence show says why)" if self.failed_rows else ""
-        return f"{self.ok} {noun} measured, {self.skipped} skipped, {self.failed} failed{rows}: {self.path}"
+        missing = f", {self.missing} not reached" if self.missing else ""
+        return f"{self.ok} {noun} measured, {self.skipped} skipped, {self.failed} failed{rows}{missing}: {self.path}"
 
     def runs(self):
         """The rows, as :func:`forward_influence.open_runs` gives them."""
         from forward_influence import open_runs
 
         return open_runs(self.path)
+
+
+class Incomplete(UserError):
+    """A study that had to end early, because the disk takes no more; what was measured is kept.
+
+    Attributes
+    ----------
+    outcome : Outcome
+    """
+
+    def __init__(self, sentence: str, outcome: Outcome):
+        super().__init__(sentence)
+        self.outcome = outcome
 
 
 def measure(
@@ -130,6 +148,8 @@ def measure(
     ------
     UserError, DataError, Refused
         If the request cannot be met; nothing was measured.
+    Incomplete
+        If the disk is full after something was measured; a UserError that has the ``outcome``.
 
     Notes
     -----
@@ -154,34 +174,43 @@ def measure(
 
 
 def _run(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Outcome:
-    from forward_influence.document import blank_row
     from forward_influence.provenance import provenance
-    from forward_influence.run_files import ROWS, scan
-    from forward_influence.runs import RunFolder
+    from forward_influence.runs import CannotWrite, RunFolder
 
     facts = provenance(
         requested=plan.requested, device=plan.device, dtype=plan.dtype, batch=batch, corpus=plan.corpus,
         model={"name": plan.source.name, "path": str(plan.source.path)},
         tokenizer_adds_bos=plan.tokenizer.bos, notices=list(plan.notices), planned_rows=len(wanted(plan)),
     )  # fmt: skip
-    with RunFolder.open(plan.out, plan.spec, facts, fresh=fresh) as folder:
-        done = folder.done()
-        folder.note({"planned_rows": len(done | wanted(plan))})
-        reason = f"shorter than {least_length(plan.spec)} tokens"
-        skipped = [
-            blank_row(plan.spec, document, sha, tokens, name, "skipped", reason)
-            for document, tokens, sha in plan.short
-            for name in plan.selectors
-        ]
-        folder.append(row for row in skipped if row["key"] not in done)
-        todo = pending(plan, done)
-        if todo:
-            _measure_documents(plan, todo, folder, model, batch=batch, quiet=quiet, debug=debug)
-        return outcome(plan, (row for row, _, _ in scan(folder.path / ROWS, plan.spec.hash())))
+    with RunFolder.open(plan.out, plan.spec, facts, plan.inputs, fresh=fresh) as folder:
+        try:
+            _fill(plan, folder, model, batch=batch, quiet=quiet, debug=debug)
+        except CannotWrite as error:
+            ended = outcome(plan, folder.rows())
+            if ended.ok or ended.failed:
+                raise Incomplete(str(error), ended) from error
+            raise
+        return outcome(plan, folder.rows())
+
+
+def _fill(plan: Plan, folder, model, *, batch: int | None, quiet: bool, debug: bool) -> None:
+    from forward_influence.document import blank_row
+
+    done = folder.done()
+    folder.note({"planned_rows": len(done | wanted(plan))})
+    reason = f"shorter than {least_length(plan.spec)} tokens"
+    skipped = [
+        blank_row(plan.spec, document, sha, tokens, name, "skipped", reason)
+        for document, tokens, sha in plan.short
+        for name in plan.selectors
+    ]
+    folder.append(row for row in skipped if row["key"] not in done)
+    if todo := pending(plan, done):
+        _measure_documents(plan, todo, folder, model, batch=batch, quiet=quiet, debug=debug)
 
 
 def _measure_documents(plan: Plan, todo, folder, model, *, batch, quiet, debug) -> None:
-    from forward_influence.document import measure_document
+    from forward_influence.document import let_through, measure_document
     from forward_influence.engine import CHUNK_SIZE
     from forward_influence.estimate import estimate
 
@@ -203,9 +232,9 @@ def _measure_documents(plan: Plan, todo, folder, model, *, batch, quiet, debug) 
                     loaded.model, document, selectors, plan.spec, batch=batch, debug=debug, notify=progress.say,
                     progress=progress.advance,
                 )  # fmt: skip
-            except Exception as error:  # one document's trouble is not that of the others
+            except (Exception, SystemExit) as error:  # one document's trouble is not that of the others
                 if debug:
-                    raise
+                    let_through(error)
                 rows = _failed_rows(plan.spec, document, selectors, describe_error(error))
             folder.append(rows)
             progress.reach(sum(work[:number]))
@@ -276,4 +305,5 @@ def outcome(plan: Plan, rows: Iterable[dict]) -> Outcome:
     for found in statuses.values():
         counts[next(status for status in counts if status in found)] += 1
     failed_rows = sum(found.count("failed") for found in statuses.values())
-    return Outcome(plan.out, counts["ok"], counts["skipped"], counts["failed"], failed_rows)
+    missing = len(plan.documents) + len(plan.short) - len(statuses)
+    return Outcome(plan.out, counts["ok"], counts["skipped"], counts["failed"], failed_rows, missing)

@@ -101,7 +101,7 @@ def _from_folder(folder: Path, trust_remote_code: bool) -> Any:
     try:
         with quiet_libraries():
             return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+    except Exception as error:  # the tokenizers library raises Exception itself
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(
             f"no tokenizer can be loaded from {str(folder)!r} ({reason}); name a folder that has one "

@@ -66,6 +66,7 @@ class AttentionListener(Protocol):
 class _Session:
     store: TokenStore
     listeners: tuple[AttentionListener, ...]
+    calls: list[int] = field(default_factory=list)  # layers that asked for attention, in order
     masks: dict = field(default_factory=dict)  # of this forward, by window
     window_in_mask: bool = False  # the model built a mask that ends behind a window
     window_in_layer: bool = False  # a layer handed its window to the attention function
@@ -79,38 +80,56 @@ _ACTIVE: ContextVar[_Session | None] = ContextVar("infokv_session", default=None
 
 
 @contextlib.contextmanager
-def attached(model, store: TokenStore, listeners: tuple[AttentionListener, ...] = ()) -> Iterator[None]:
-    """Run ``model`` on ``store`` inside the block; the model is as before afterwards.
+def attached(model, store: TokenStore, listeners: tuple[AttentionListener, ...] = (), configs=None) -> Iterator[None]:
+    """Run one forward of ``model`` on ``store`` inside the block; the model is as before afterwards.
+
+    Parameters
+    ----------
+    configs : list, optional
+        :func:`configs_of` the model, where it is called often.
 
     Raises
     ------
     Refused
-        If another store is attached already.
+        If another store is attached already, or if the forward did not go through this attention in every layer:
+        a model with attention of its own would leave the store unread, and every number wrong.
     """
     if _ACTIVE.get() is not None:
         raise Refused("A token store is attached already; leave that block first.")
     _register()
     session = _Session(store, tuple(listeners))
     token = _ACTIVE.set(session)
+    store.open = True
     try:
-        with attention_named(model, NAME):
+        with attention_named(model, NAME, configs):
             yield
     finally:
+        store.open = False
         _ACTIVE.reset(token)
+    name = type(model).__name__
+    if session.calls != list(range(len(store.layers))):
+        raise Refused(
+            f"{name} asked for attention in layers {session.calls} of {len(store.layers)}, not once in each; it computes "
+            "some of its attention in a way of its own. Use another model."
+        )
     if session.window_in_mask and not session.window_in_layer:
         raise Refused(
-            f"{type(model).__name__} has a sliding window in its mask alone, of which its layers say nothing here; the "
-            "window would be ignored. Use another model."
+            f"{name} has a sliding window in its mask alone, of which its layers say nothing here; the window would be "
+            "ignored. Use another model."
         )
 
 
+def configs_of(model) -> list:
+    """Every configuration object that a model's modules read."""
+    return list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
+
+
 @contextlib.contextmanager
-def attention_named(model, name: str) -> Iterator[None]:
+def attention_named(model, name: str, configs=None) -> Iterator[None]:
     """Let a model use the attention function of this name inside the block."""
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    before = [(config, config._attn_implementation) for config in configs.values()]
+    before = [(config, config._attn_implementation) for config in configs or configs_of(model)]
     try:
-        for config in configs.values():
+        for config, _ in before:
             config._attn_implementation = name
         yield
     finally:
@@ -155,11 +174,26 @@ def _attention(module, query, key, value, attention_mask, scaling=None, dropout=
     session = _ACTIVE.get()
     if session is None:
         raise Refused(f"The attention function {NAME!r} works only while a token store is attached.")
+    index = module.layer_idx
+    layer = session.store.layers[index]
+    if not (_same(key, layer.stored_keys) and _same(value, layer.stored_values)):
+        raise Refused(
+            f"{type(module).__name__} does not attend to the keys and values that it stored; what is measured here is "
+            "the cache. Use another model."
+        )
+    session.calls.append(index)
     facts = LayerFacts(query.shape[-1] ** -0.5 if scaling is None else scaling, softcap, sliding_window)
     session.window_in_layer |= sliding_window is not None
     for listener in session.listeners:
-        listener.on_attention(module.layer_idx, query, session.store.layers[module.layer_idx], facts)
-    return _attend(query, session, module.layer_idx, facts), None
+        listener.on_attention(index, query, layer, facts)
+    return _attend(query, session, index, facts), None
+
+
+def _same(given: torch.Tensor, stored: torch.Tensor) -> bool:
+    """Whether a layer hands over what the store gave it, or an equal copy."""
+    if given.shape != stored.shape:
+        return False
+    return given.data_ptr() == stored.data_ptr() and given.stride() == stored.stride() or torch.equal(given, stored)
 
 
 def _attend(query: torch.Tensor, session: _Session, index: int, facts: LayerFacts) -> torch.Tensor:
@@ -174,8 +208,8 @@ def _attend(query: torch.Tensor, session: _Session, index: int, facts: LayerFact
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=facts.scaling)
     else:
         out = _softcapped(folded, keys, values, mask, facts)
-    # Not view: kernels differ in the layout of what they return.
-    return out.reshape(rows, query_heads, new, -1).transpose(1, 2)
+    # Not view: kernels differ in the layout of what they return. Contiguous, as some models view the result.
+    return out.reshape(rows, query_heads, new, -1).transpose(1, 2).contiguous()
 
 
 def _softcapped(folded, keys, values, mask, facts: LayerFacts) -> torch.Tensor:
@@ -231,16 +265,17 @@ def _visibility(session: _Session, index: int, window: int | None, new: int, gro
     """
     store = session.store
     layer, hidden = store.layers[index], store.hidden
-    start = layer.seen - new
+    if new == 1 and hidden is None and window is None:
+        return None, 0  # the newest token sees all that is stored
     device = layer.keys.device
     shared = layer.positions is None and (hidden is None or hidden.shape[1] == 1)
-    key = (window, device)
+    key = (window, device, layer.first)
     if not shared or key not in session.masks:
         slots = layer.slot_positions(device)
+        queries = slots[0, 0, -new:]  # the new tokens are the last slots of every row and head
         first = 0
         if window is not None:  # slots that every query and head has left behind need not be read
-            first = int((slots <= start - window).sum(dim=-1).min())
-        queries = torch.arange(start, layer.seen, device=device)
+            first = int((slots <= queries[0] - window).sum(dim=-1).min())
         sight = visible(slots[..., first:], queries, window)
         if hidden is not None:
             flags = hidden[:, index if hidden.shape[1] > 1 else 0].to(device)

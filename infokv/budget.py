@@ -38,7 +38,7 @@ class Budget:
             raise Refused(
                 f"Budget(keep={self.keep}, tokens={self.tokens}): give one of both, such as keep=0.4 or tokens=512."
             )
-        if self.keep is not None and not 0 < self._share() <= 1:
+        if self.keep is not None and not 0 < self.share <= 1:
             raise Refused(f"keep is {self.keep}; it must be above 0 and at most 1 (the share that stays).")
         if self.tokens is not None and (type(self.tokens) is not int or self.tokens < 1):
             raise Refused(f"tokens is {self.tokens}; it must be a whole number of at least 1.")
@@ -47,9 +47,11 @@ class Budget:
 
     def resolve(self, n: int) -> int:
         """Tokens that stay of ``n``: ``max(1, floor(n * keep))``, or ``tokens``; never more than ``n``."""
-        return min(n, self.tokens if self.keep is None else max(1, int(n * self._share())))
+        return min(n, self.tokens if self.keep is None else max(1, int(n * self.share)))
 
-    def _share(self) -> Decimal:
+    @property
+    def share(self) -> Decimal:
+        """``keep`` as the decimal that was typed; 0 for what is no number, and where ``tokens`` is given."""
         try:
             value = Decimal(str(self.keep))
         except InvalidOperation:

@@ -11,6 +11,15 @@ from infokv.scorer import SCORERS
 from infokv.signals import TokenSignals, parse_signal, signal
 
 
+def require(holds: object, sentence: str) -> None:
+    """Raise AssertionError with `sentence` unless something holds.
+
+    Not an assert statement, which ``python -O`` strips: these checks are for users.
+    """
+    if not holds:
+        raise AssertionError(sentence)
+
+
 def synthetic_signals(needs=(), *, tokens: int = 96, layers: int = 3, query_heads: int = 4, kv_heads: int = 2,
                       head_dim: int = 8, seed: int = 0) -> TokenSignals:  # fmt: skip
     """Random signals of plausible size and sign, without a model.
@@ -32,7 +41,9 @@ def synthetic_signals(needs=(), *, tokens: int = 96, layers: int = 3, query_head
             return torch.cat([torch.rand(layers - 1, tokens, generator=generator), torch.zeros(1, tokens)])
         if kind in ("window_attention", "attention_mass"):
             return (normal(layers, query_heads, tokens) * 2).softmax(dim=-1)
-        heads = query_heads if kind == "queries" else kv_heads
+        if kind == "future_queries":
+            return [normal(query_heads, 1 + head_dim, head_dim) for _ in range(layers)]
+        heads = query_heads if kind in ("queries", "unrotated_queries") else kv_heads
         length = min(tokens, parameters.get("last") or tokens)
         return [normal(heads, length, head_dim) for _ in range(layers)]
 
@@ -67,15 +78,16 @@ def check_scorer(given) -> None:
 def check_is_frozen_dataclass(scorer) -> None:
     """Its fields are its parameters, and nothing changes them."""
     cls = type(scorer)
-    assert dataclasses.is_dataclass(cls), f"{cls.__name__} is no dataclass; decorate it with @dataclass(frozen=True)."
-    assert cls.__dataclass_params__.frozen, f"{cls.__name__} is not frozen; decorate it with @dataclass(frozen=True)."
+    name = cls.__name__
+    require(dataclasses.is_dataclass(cls), f"{name} is no dataclass; decorate it with @dataclass(frozen=True).")
+    require(cls.__dataclass_params__.frozen, f"{name} is not frozen; decorate it with @dataclass(frozen=True).")
 
 
 def check_says_what_it_is(scorer) -> None:
     """Its docstring starts with the line that lists show."""
     doc = type(scorer).__doc__ or ""
     made_by_dataclass = doc.startswith(f"{type(scorer).__name__}(")
-    assert doc.strip() and not made_by_dataclass, f"{type(scorer).__name__} has no docstring to show in lists."
+    require(doc.strip() and not made_by_dataclass, f"{type(scorer).__name__} has no docstring to show in lists.")
 
 
 def check_needs(scorer) -> None:
@@ -93,13 +105,13 @@ def check_shape(scorer) -> None:
         )
         scores = scorer.score(signals)
         shape = tuple(scores.shape)
-        assert len(shape) == 3 and shape[0] in (1, layers) and shape[1] in (1, kv_heads) and shape[2] == tokens, (
-            f"score gave {list(shape)}; it must be [{layers} or 1, {kv_heads} or 1, {tokens}]."
+        heads = query_heads if getattr(scorer, "heads", "kv") == "query" else kv_heads
+        fits = len(shape) == 3 and shape[0] in (1, layers) and shape[1] in (1, heads) and shape[2] == tokens
+        require(fits, f"score gave {list(shape)}; it must be [{layers} or 1, {heads} or 1, {tokens}].")
+        require(
+            scores.dtype == torch.float32, f"score gave {scores.dtype}; it must be float32 whatever the model's dtype."
         )
-        assert scores.dtype == torch.float32, (
-            f"score gave {scores.dtype}; it must be float32 whatever the model's dtype."
-        )
-        assert not scores[..., signals.candidates].isnan().any(), "score gave NaN for a candidate."
+        require(not scores[..., signals.candidates].isnan().any(), "score gave NaN for a candidate.")
 
 
 def check_deterministic(scorer) -> None:
@@ -107,7 +119,7 @@ def check_deterministic(scorer) -> None:
     signals = synthetic_signals(scorer.needs)
     first = scorer.score(signals).clone()
     torch.randn(7)
-    assert torch.equal(first, scorer.score(signals)), "score gave other numbers for the same signals."
+    require(torch.equal(first, scorer.score(signals)), "score gave other numbers for the same signals.")
 
 
 def check_pure(scorer) -> None:
@@ -116,13 +128,14 @@ def check_pure(scorer) -> None:
     torch.randn(7)  # away from any state that an earlier call may have set by a fixed seed
     state = torch.random.get_rng_state()
     scorer.score(signals)
-    assert torch.equal(state, torch.random.get_rng_state()), (
-        "score draws from torch's global generator; make one from signals.seed."
+    require(
+        torch.equal(state, torch.random.get_rng_state()),
+        "score draws from torch's global generator; make one from signals.seed.",
     )
     for name, value in twin.values_by_name.items():
         now = signals.values_by_name[name]
         pairs = zip(now, value) if isinstance(value, list) else [(now, value)]
-        assert all(torch.equal(a, b) for a, b in pairs), f"score changed the signal {name!r}."
+        require(all(torch.equal(a, b) for a, b in pairs), f"score changed the signal {name!r}.")
 
 
 def check_survives_its_text(scorer) -> None:
@@ -131,4 +144,4 @@ def check_survives_its_text(scorer) -> None:
     if "<locals>" in text:
         return  # a class inside a function has no importable path; a registered one is found by name
     again = SCORERS.create(text)
-    assert again == scorer, f"{text!r} gives {again!r}, not {scorer!r}."
+    require(again == scorer, f"{text!r} gives {again!r}, not {scorer!r}.")

@@ -1,7 +1,7 @@
-"""How each signal is computed during a prefill, chunk by chunk.
+"""How each signal is computed while tokens pass, chunk by chunk or one by one.
 
-A collector sees what passes by (queries, block outputs, logits) and gives its signal at the end. None
-holds vocabulary x tokens or tokens x tokens.
+A collector belongs to one row of a batch. It sees what passes by (queries, block outputs, logits) and gives its
+signal for what a layer stores, at any time. None holds vocabulary x tokens or tokens x tokens.
 """
 
 from __future__ import annotations
@@ -11,111 +11,171 @@ import torch.nn.functional as F
 
 from infokv.attention import LayerFacts
 from infokv.entropy import restricted_entropy
+from infokv.errors import Refused
 from infokv.signals import parse_signal
-from infokv.store import StoreLayer, TokenStore
+from infokv.store import StoreLayer
 from infokv.windows import WindowOptions, window_scores
 
+#: Elements of all layers' states that are compared at a time.
+_STATES = 1 << 22
 
-class EntropyCollector:
+
+class Collector:
+    """What a collector may do; each method has a default that does nothing.
+
+    Attributes
+    ----------
+    wants_logits : bool
+        Whether :meth:`on_logits` must be told of every token.
+    per_layer : bool
+        Whether the signal differs from layer to layer.
+    """
+
+    wants_logits = False
+    per_layer = True
+
+    def on_attention(self, index: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
+        """Layer ``index`` attends with queries ``[1, query_heads, new, head_dim]``; their keys are stored."""
+
+    def on_block(self, index: int, states: torch.Tensor) -> None:
+        """Block ``index`` gives states ``[1, new, hidden]``."""
+
+    def on_logits(self, logits: torch.Tensor, ids: torch.Tensor | None) -> None:
+        """Logits ``[new, vocabulary]`` of the tokens ``ids``, which come in order, each once."""
+
+    def on_evict(self, index: int, slots: torch.Tensor) -> None:
+        """Layer ``index`` keeps the slots ``[kv_heads or 1, n_kept]`` alone."""
+
+    def of_layer(self, index: int, layer: StoreLayer, heads: slice):
+        """The signal of what ``layer`` stores, as a :class:`TokenSignals` of one layer has it.
+
+        ``layer`` may be some KV heads of layer ``index``; ``heads`` are the query heads that read them.
+        """
+        raise NotImplementedError
+
+
+class _PositionTable(Collector):
+    """Numbers by position, on the last dimension."""
+
+    def __init__(self):
+        self._parts: list[torch.Tensor] = []
+
+    def table(self) -> torch.Tensor:
+        """All numbers so far, ``[..., positions]``."""
+        self._parts = [torch.cat(self._parts, dim=-1)]
+        return self._parts[0]
+
+    def _at(self, table: torch.Tensor, layer: StoreLayer) -> torch.Tensor:
+        if layer.length == layer.seen:
+            return table[..., : layer.seen]
+        return table[..., layer.slot_positions(table.device)[0, 0].to(table.device)]
+
+
+class EntropyCollector(_PositionTable):
     """Signal ``entropy``: ``[tokens]``, nats, of the next-token distribution at i (``next``) or i - 1 (``self``)."""
 
     wants_logits = True
+    per_layer = False
 
-    def __init__(self, tokens: int, *, k, align: str, renormalise: bool, base: str):
+    def __init__(self, *, k, align: str, renormalise: bool, base: str):
+        super().__init__()
         self._align = align
         self._options = {"k": None if k == "full" else k, "renormalise": renormalise, "base": base}
-        self._parts: list[torch.Tensor] = []
 
-    def on_logits(self, logits: torch.Tensor, next_ids: torch.Tensor) -> None:
+    def on_logits(self, logits: torch.Tensor, ids: torch.Tensor | None) -> None:
         self._parts.append(restricted_entropy(logits, **self._options))
 
-    def result(self, store: TokenStore) -> torch.Tensor:
-        return _aligned(torch.cat(self._parts), self._align)
+    def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> torch.Tensor:
+        table = self.table()
+        if self._align == "self":  # moved to the token that it is about; the first one has 0
+            table = torch.cat([table.new_zeros(1), table[:-1]])
+        return self._at(table, layer)
 
 
-class SelfInformationCollector:
+class SelfInformationCollector(_PositionTable):
     """Signal ``self_information``: ``[tokens]``, nats, -log p(token | earlier ones), from logits at i - 1.
 
     Source: Selective Context (its signal), in the full context of the same model.
     """
 
     wants_logits = True
+    per_layer = False
 
-    def __init__(self, tokens: int):
-        self._parts: list[torch.Tensor] = []
+    def __init__(self):
+        super().__init__()
+        self._before: torch.Tensor | None = None  # logits of the token before
 
-    def on_logits(self, logits: torch.Tensor, next_ids: torch.Tensor) -> None:
-        self._parts.append(F.cross_entropy(logits[: len(next_ids)].float(), next_ids, reduction="none"))
+    def on_logits(self, logits: torch.Tensor, ids: torch.Tensor | None) -> None:
+        if ids is None:
+            raise Refused("Self-information needs token ids, and embeddings were passed; pass input_ids.")
+        if self._before is None:
+            self._parts.append(logits.new_zeros(1, dtype=torch.float32))
+        else:
+            self._parts.append(F.cross_entropy(self._before.float(), ids[:1], reduction="none"))
+        self._parts.append(F.cross_entropy(logits[:-1].float(), ids[1:], reduction="none"))
+        self._before = logits[-1:].clone()
 
-    def result(self, store: TokenStore) -> torch.Tensor:
-        known = torch.cat(self._parts)
-        return torch.cat([known.new_zeros(1), known])
+    def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> torch.Tensor:
+        return self._at(self.table(), layer)
 
 
-def _aligned(at: torch.Tensor, align: str) -> torch.Tensor:
-    """Values at i as they are, or moved to the token that they are about; the first token then has 0."""
-    return at if align == "next" else torch.cat([at.new_zeros(1), at[:-1]])
-
-
-class RepresentationEvolutionCollector:
+class RepresentationEvolutionCollector(_PositionTable):
     """Signal ``representation_evolution``: ``[layers, tokens]``, 1 - cosine with the last block's output.
 
     The states of one chunk are held until its last block has run, never those of the text.
     Source: arXiv 2606.26875, D^(l) of the scorer.
     """
 
-    wants_logits = False
-
-    def __init__(self, tokens: int, *, layers: int):
+    def __init__(self, *, layers: int):
+        super().__init__()
         self._last = layers - 1
         self._chunk: list[torch.Tensor] = []
-        self._parts: list[torch.Tensor] = []
 
-    def on_block(self, layer: int, states: torch.Tensor) -> None:
-        if layer == 0:
+    def on_block(self, index: int, states: torch.Tensor) -> None:
+        if index == 0:
             self._chunk = []
-        if layer < self._last:
-            self._chunk.append(states[0])
+        self._chunk.append(states[0])
+        if index < self._last:
             return
-        final = F.normalize(states[0].float(), dim=-1)
-        rows = [1 - (F.normalize(one.to(final.device).float(), dim=-1) * final).sum(-1) for one in self._chunk]
-        self._parts.append(torch.stack([*rows, torch.zeros_like(final[:, 0])]))
+        chunk, device = self._chunk, states.device
         self._chunk = []
+        step = max(1, _STATES // (len(chunk) * states.shape[-1]))
+        for start in range(0, states.shape[1], step):
+            part = torch.stack([one[start : start + step].to(device) for one in chunk]).float()
+            unit = F.normalize(part, dim=-1)
+            evolution = 1 - (unit * unit[-1]).sum(-1)
+            evolution[-1] = 0  # by identity, not by arithmetic
+            self._parts.append(evolution)
 
-    def result(self, store: TokenStore) -> torch.Tensor:
-        return torch.cat(self._parts, dim=1)
-
-
-class FactsCollector:
-    """Scaling, soft-cap and window of each layer, as the layers themselves say."""
-
-    def __init__(self, layers: int):
-        self.facts: list[LayerFacts | None] = [None] * layers
-
-    def on_attention(self, layer: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
-        self.facts[layer] = facts
+    def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> torch.Tensor:
+        return self._at(self.table()[index : index + 1], layer)
 
 
-class QueriesCollector(FactsCollector):
+class QueriesCollector(Collector):
     """Signal ``queries``: per layer ``[query_heads, tokens or last, head_dim]``, post-RoPE."""
 
-    wants_logits = False
-
-    def __init__(self, tokens: int, *, last: int | None, layers: int):
-        super().__init__(layers)
-        self._first = 0 if last is None else max(0, tokens - last)
+    def __init__(self, *, last: int | None, layers: int):
+        self._last = last
         self._parts: list[list[torch.Tensor]] = [[] for _ in range(layers)]
-        self._seen = [0] * layers
+        self.facts: list[LayerFacts | None] = [None] * layers
 
-    def on_attention(self, layer: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
-        super().on_attention(layer, queries, stored, facts)
-        skipped = max(0, self._first - self._seen[layer])
-        self._seen[layer] += queries.shape[2]
-        if skipped < queries.shape[2]:
-            self._parts[layer].append(queries[0, :, skipped:].clone())
+    def on_attention(self, index: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
+        self.facts[index] = facts
+        parts = self._parts[index]
+        parts.append(queries[0, :, -(self._last or 0) :].clone())
+        if self._last is not None:
+            held = sum(part.shape[1] for part in parts)
+            while held - parts[0].shape[1] >= self._last:
+                held -= parts.pop(0).shape[1]
 
-    def result(self, store: TokenStore) -> list[torch.Tensor]:
-        return [torch.cat(parts, dim=1) for parts in self._parts]
+    def queries(self, index: int, heads: slice) -> torch.Tensor:
+        """The held queries of one layer."""
+        joined = torch.cat(self._parts[index], dim=1)
+        self._parts[index] = [joined]
+        return joined[heads, -(self._last or 0) :]
+
+    def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> list[torch.Tensor]:
+        return [self.queries(index, heads)]
 
 
 class WindowAttentionCollector(QueriesCollector):
@@ -127,85 +187,80 @@ class WindowAttentionCollector(QueriesCollector):
 
     _OPTIONS = WindowOptions(heads="query", kernel=1)
 
-    def __init__(self, tokens: int, *, window: int, layers: int):
-        super().__init__(tokens, last=window, layers=layers)
+    def __init__(self, *, window: int, layers: int):
+        super().__init__(last=window, layers=layers)
 
-    def result(self, store: TokenStore) -> torch.Tensor:
-        queries = super().result(store)
-        device = queries[-1].device
-        return torch.stack([self._of_layer(i, one, store).to(device) for i, one in enumerate(queries)])
-
-    def _of_layer(self, index: int, queries: torch.Tensor, store: TokenStore) -> torch.Tensor:
-        layer = store.layers[index]
-        device = queries.device
-        return window_scores(
-            queries,
-            layer.stored_keys[0],
-            torch.arange(layer.seen - queries.shape[1], layer.seen, device=device),
-            layer.slot_positions(device)[0],
-            range(layer.length),
-            self.facts[index],
-            self._OPTIONS,
-        )
+    def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> torch.Tensor:
+        queries = self.queries(index, heads)
+        scores = _scores(queries, layer, range(layer.length), self.facts[index], self._OPTIONS)
+        return scores[None]
 
 
-class AttentionMassCollector:
+class AttentionMassCollector(Collector):
     """Signal ``attention_mass``: ``[layers, query_heads, tokens]``, attention that each token received.
 
     The sum over all queries of their softmax weights, block by block; a token near the end was seen by fewer
     queries. Source: H2O (arXiv 2306.14048), accumulated attention.
     """
 
-    wants_logits = False
+    _OPTIONS = WindowOptions(heads="query", rows="sum", kernel=1)
 
-    def __init__(self, tokens: int, *, layers: int):
-        self._tokens = tokens
-        self._mass: list[torch.Tensor | None] = [None] * layers
+    def __init__(self, *, layers: int):
+        self._mass: list[torch.Tensor | None] = [None] * layers  # by slot
 
-    def on_attention(self, layer: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
-        heads, new = queries.shape[1], queries.shape[2]
-        if self._mass[layer] is None:
-            self._mass[layer] = queries.new_zeros(heads, self._tokens, dtype=torch.float32)
-        weights = window_scores(
-            queries[0],
-            stored.stored_keys[0],
-            torch.arange(stored.seen - new, stored.seen, device=queries.device),
-            stored.slot_positions(queries.device)[0],
-            range(stored.length),
-            facts,
-            WindowOptions(heads="query", rows="sum", kernel=1),
-        )
-        self._mass[layer][:, : stored.length] += weights
+    def on_attention(self, index: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
+        weights = _scores(queries[0], stored, range(stored.length), facts, self._OPTIONS)
+        if self._mass[index] is not None:
+            weights[:, : self._mass[index].shape[1]] += self._mass[index]
+        self._mass[index] = weights
 
-    def result(self, store: TokenStore) -> torch.Tensor:
-        return torch.stack([one.to(self._mass[-1].device) for one in self._mass])
+    def on_evict(self, index: int, slots: torch.Tensor) -> None:
+        mass = self._mass[index]
+        by_head = slots.to(mass.device).repeat_interleave(mass.shape[0] // slots.shape[0], dim=0)
+        self._mass[index] = mass.gather(-1, by_head)
+
+    def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> torch.Tensor:
+        return self._mass[index][None, heads]
 
 
-class StoredCollector:
+class StoredCollector(Collector):
     """Signals ``keys`` and ``values``: per layer ``[kv_heads, tokens, head_dim]``, views of the store."""
 
-    wants_logits = False
-
-    def __init__(self, tokens: int, *, which: str):
+    def __init__(self, *, which: str):
         self._which = which
 
-    def result(self, store: TokenStore) -> list[torch.Tensor]:
-        return [getattr(layer, self._which)[0] for layer in store.layers]
+    def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> list[torch.Tensor]:
+        return [getattr(layer, self._which)[0]]
 
 
-def make_collector(name: str, *, tokens: int, layers: int):
-    """The collector of a signal, by the signal's name."""
+def _scores(queries, layer: StoreLayer, region: range, facts: LayerFacts, options: WindowOptions) -> torch.Tensor:
+    """Window attention of the newest queries over what a layer stores."""
+    device = queries.device
+    places = torch.arange(layer.seen - queries.shape[1], layer.seen, device=device)
+    return window_scores(
+        queries, layer.stored_keys[0], places, layer.slot_positions(device)[0], region, facts, options
+    )  # fmt: skip
+
+
+def make_collector(name: str, *, model) -> Collector:
+    """The collector of a signal, by the signal's name, for one row of a batch."""
     kind, parameters = parse_signal(name)
+    layers = model.config.get_text_config().num_hidden_layers
     if kind == "entropy":
-        return EntropyCollector(tokens, **parameters)
+        return EntropyCollector(**parameters)
     if kind == "self_information":
-        return SelfInformationCollector(tokens)
+        return SelfInformationCollector()
     if kind == "representation_evolution":
-        return RepresentationEvolutionCollector(tokens, layers=layers)
+        return RepresentationEvolutionCollector(layers=layers)
     if kind == "window_attention":
-        return WindowAttentionCollector(tokens, layers=layers, **parameters)
+        return WindowAttentionCollector(layers=layers, **parameters)
     if kind == "attention_mass":
-        return AttentionMassCollector(tokens, layers=layers)
+        return AttentionMassCollector(layers=layers)
     if kind == "queries":
-        return QueriesCollector(tokens, layers=layers, **parameters)
-    return StoredCollector(tokens, which=f"stored_{kind}")
+        return QueriesCollector(layers=layers, **parameters)
+    if kind in ("unrotated_queries", "future_queries"):
+        from infokv.query_collectors import FutureQueriesCollector, UnrotatedQueriesCollector
+
+        made = UnrotatedQueriesCollector if kind == "unrotated_queries" else FutureQueriesCollector
+        return made(model, **parameters)
+    return StoredCollector(which=f"stored_{kind}")

@@ -7,9 +7,12 @@ anything else a class.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import json
+import numbers
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -122,7 +125,10 @@ class Registry:
             return construct(cls, name, parse_parameters(rest, name))
         if rest.endswith(".json"):
             load = getattr(cls, "load", None)
-            return load(rest) if load is not None else construct(cls, name, _read_json(rest))
+            if load is None:
+                return construct(cls, name, _read_json(rest))
+            with _making(name, rest):
+                return load(rest)
         raise Refused(f"{name}:{rest}: after the name come key=value pairs or a .json file, not {rest!r}.")
 
     def canonical(self, instance) -> str:
@@ -165,14 +171,19 @@ def import_class(path: str) -> type:
     Refused
         If there is none.
     """
-    module, _, name = path.partition(":")
+    name, _, attribute = path.partition(":")
+    module = None
     try:
-        found = importlib.import_module(module)
-        for part in name.split("."):
+        module = found = importlib.import_module(name)
+        for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise Refused(f"{path!r} cannot be imported ({error}); check the path, and that the module is installed "
-                      "or in the current folder.") from error  # fmt: skip
+    except (Exception, SystemExit) as error:  # other people's code does anything while it is imported
+        if module is None:
+            hint = "check the path, and that the module is installed or in the current folder"
+        else:
+            file = getattr(module, "__file__", None) or "a folder without __init__.py"
+            hint = f"Python took {name} from {file}, so check the class, and rename your own file if it is another one"
+        raise Refused(f"{path!r} cannot be imported ({_describe(error)}); {hint}.") from error
     if not isinstance(found, type):
         raise Refused(f"{path!r} is {type(found).__name__}, not a class.")
     return found
@@ -201,10 +212,24 @@ def construct(cls: type, name: str, given: dict):
         raise Refused(f"{name} has no parameter {unknown[0]!r}; {hint}: {', '.join(known) or 'none'}.")
     hints = typing.get_type_hints(cls) if known else {}
     values = {key: convert(value, hints[key], f"{name}:{key}") for key, value in given.items()}
-    try:
+    with _making(name, given):
         return cls(**values)
-    except TypeError as error:
-        raise Refused(f"{name} cannot be made from {given}: {error}.") from error
+
+
+@contextlib.contextmanager
+def _making(name: str, given) -> Iterator[None]:
+    """Other people's constructors may fail, or even leave the program, which would end it without a word."""
+    try:
+        yield
+    except (TypeError, SystemExit) as error:
+        raise Refused(f"{name} cannot be made from {given}: {_describe(error)}.") from error
+
+
+def _describe(error: BaseException) -> str:
+    """What went wrong, on one line; the kind of error where its message alone says little."""
+    message = " ".join(str(error).split()).rstrip(".")
+    plain = isinstance(error, ImportError | TypeError | Refused) and message
+    return message if plain else f"{type(error).__name__}: {message}".rstrip(": ")
 
 
 def convert(value, hint, where: str):
@@ -221,8 +246,11 @@ def convert(value, hint, where: str):
                 continue
     else:
         for option in options:
-            if option is float and isinstance(value, int) and not isinstance(value, bool):
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool)  # numpy's are, too
+            if option is float and number:
                 return float(value)
+            if option is int and number and isinstance(value, numbers.Integral):
+                return operator.index(value)
             if isinstance(option, type) and isinstance(value, option) and isinstance(value, bool) == (option is bool):
                 return value
     wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
@@ -251,7 +279,7 @@ def _read_json(path: str) -> dict:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise Refused(f"{path!r} cannot be read ({error.strerror}); check the path.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"{path!r} is not JSON ({error}).") from error
     if not isinstance(value, dict):
         raise Refused(f"{path!r} holds {type(value).__name__}; an object of parameters is needed.")

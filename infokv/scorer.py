@@ -23,7 +23,11 @@ class Scorer:
     sinks, recent : int
         Positions at the start and at the end that compression keeps by rule, inside the budget.
     allocation : str
-        How compression spreads its budget over layers: ``"uniform"``, ``"pyramid"`` or ``"entropy"``.
+        How compression spreads its budget over layers: ``"uniform"``, ``"pyramid"``, ``"entropy"``, or as other
+        code counts (see :mod:`infokv.allocation`).
+    heads : str
+        ``"query"``: the scores are per query head, which a selector can average but no cache of KV heads can hold.
+        Any other value: per KV head or shared.
     schedule : Schedule or None
         When generated tokens are cut; None: never.
     """
@@ -32,14 +36,21 @@ class Scorer:
     sinks: ClassVar[int] = 0
     recent: ClassVar[int] = 0
     allocation: ClassVar[str] = "uniform"
+    heads: ClassVar[str] = "kv"
     schedule: ClassVar[Any] = None
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
         """Importance of each token, float32 ``[layers or 1, kv_heads or 1, tokens]``; higher = more important.
 
+        It depends on the signals alone. At cuts of generated tokens they describe the tokens that one layer still
+        has (``layers`` is 1): ``signals.positions`` says where they were, ``signals.seen`` where the next one goes.
         Only positions in ``signals.candidates`` are compared; the others may hold anything but NaN.
         """
         raise TypeError(f"{type(self).__name__} does not say how it scores; give it a method score(signals).")
+
+    def for_decoding(self) -> Scorer:
+        """The scorer that is asked at cuts of generated tokens; by default the same one."""
+        return self
 
 
 #: Built-in and added scorers.
@@ -49,7 +60,16 @@ SCORERS = Registry(
     {
         "infokv": "infokv.scorers.infokv:InfoKV",
         "snapkv": "infokv.scorers.snapkv:SnapKV",
+        "snapkv-kvpress": "infokv.scorers.snapkv:SnapKVKvpress",
+        "snapkv-official": "infokv.scorers.snapkv:SnapKVOfficial",
+        "pyramidkv": "infokv.scorers.pyramidkv:PyramidKV",
+        "pyramidkv-kvpress": "infokv.scorers.pyramidkv:PyramidKVKvpress",
+        "pyramidkv-official": "infokv.scorers.pyramidkv:PyramidKVOfficial",
+        "fastkv": "infokv.scorers.fastkv:FastKV",
+        "fastkv-official": "infokv.scorers.fastkv:FastKVOfficial",
+        "expected-attention": "infokv.scorers.expected_attention:ExpectedAttention",
         "rpc": "infokv.scorers.rpc:RPC",
+        "rpc-official": "infokv.scorers.rpc:RPCOfficial",
         "rkv": "infokv.scorers.rkv:RKV",
         "tova": "infokv.scorers.tova:TOVA",
         "h2o": "infokv.scorers.h2o:H2O",
@@ -60,6 +80,7 @@ SCORERS = Registry(
         "lagkv": "infokv.scorers.lagkv:LagKV",
         "self-information": "infokv.scorers.self_information:SelfInformation",
         "random": "infokv.scorers.random:Random",
+        "full": "infokv.scorers.full_cache:FullCache",
     },
 )
 

@@ -24,6 +24,8 @@ SIGNALS: dict[str, dict[str, object]] = {
     "keys": {},
     "values": {},
     "queries": {"last": None},
+    "unrotated_queries": {"last": None},
+    "future_queries": {"skip": 4, "future": 512},
 }
 
 
@@ -89,6 +91,8 @@ _ALLOWED = {
     "renormalise": (lambda value: isinstance(value, bool), "True or False"),
     "base": (lambda value: value in ("e", "2"), "e (nats) or 2 (bits)"),
     "window": (_count, "a whole number of at least 1"),
+    "skip": (lambda value: value == 0 or _count(value), "a whole number of at least 0"),
+    "future": (_count, "a whole number of at least 1"),
     "last": (lambda value: value is None or _count(value), "a whole number of at least 1, or None"),
 }
 
@@ -118,6 +122,11 @@ class TokenSignals:
         Differs from text to text; the only source of randomness for a scorer.
     facts : tuple of LayerFacts
         Scaling, soft-cap and sliding window of each layer.
+    positions : int Tensor ``[kv_heads or 1, tokens]``
+        Original position of each token. In a prefix token i is at position i; at a cut during decoding the
+        signals describe what one layer still stores.
+    seen : int
+        Position of the next token; the last queries are at ``seen - 1`` and before.
     """
 
     input_ids: torch.Tensor
@@ -127,7 +136,15 @@ class TokenSignals:
     candidates: range
     seed: int = 0
     facts: tuple[LayerFacts, ...] = ()
+    positions: torch.Tensor | None = None
+    seen: int | None = None
     values_by_name: dict[str, object] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self):
+        if self.positions is None:
+            object.__setattr__(self, "positions", torch.arange(self.tokens, device=self.input_ids.device)[None])
+        if self.seen is None:
+            object.__setattr__(self, "seen", self.tokens)
 
     @property
     def tokens(self) -> int:
@@ -179,6 +196,19 @@ class TokenSignals:
     def queries(self) -> list[torch.Tensor]:
         """Per layer ``[query_heads, tokens, head_dim]``, post-RoPE."""
         return self["queries"]
+
+    @property
+    def unrotated_queries(self) -> list[torch.Tensor]:
+        """Per layer ``[query_heads, tokens, head_dim]``, float32: queries with the call's RoPE undone."""
+        return self["unrotated_queries"]
+
+    @property
+    def future_queries(self) -> list[torch.Tensor]:
+        """Per layer ``[query_heads, 1 + head_dim, head_dim]``: expected mean (row 0) and covariance of later queries.
+
+        Those of the queries so far, the first 4 left out, rotated on average to the next 512 positions.
+        """
+        return self["future_queries"]
 
     def with_candidates(self, candidates: range) -> TokenSignals:
         """The same facts, with other positions to choose from."""

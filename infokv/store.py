@@ -13,19 +13,22 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from infokv.errors import Refused
 
 
+#: Slots by which a full buffer grows at least.
+_ROOM = 256
+
+
 class StoreLayer(CacheLayerMixin):
-    """Keys and values of one layer, in buffers that are allocated once.
+    """Keys and values of one layer, in buffers that are allocated ahead.
 
     Attributes
     ----------
     keys, values : Tensor ``[rows, kv_heads, capacity, head_dim]``
-        Keys are post-RoPE, as the model handed them over. Slots from ``length`` on are unused.
-    length : int
-        Slots in use.
+        Keys are post-RoPE, as the model handed them over. In use are ``length`` slots from ``first`` on.
+    first, length : int
     seen : int
         Tokens that have passed; the position of the next one.
     positions : Tensor ``[rows or 1, kv_heads or 1, length]`` or None
-        Original position of each slot, ascending. None: slot i holds position i.
+        Original position of each slot in use, ascending. None: they are the last ``length`` ones seen.
     """
 
     is_sliding = False
@@ -33,56 +36,123 @@ class StoreLayer(CacheLayerMixin):
     def __init__(self, capacity: int):
         super().__init__()
         self.capacity = capacity
+        self.first = 0
         self.length = 0
         self.seen = 0
         self.positions: torch.Tensor | None = None
+        self._expected: tuple[torch.Tensor, int] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        rows, heads = key_states.shape[:2]
-        self.keys = key_states.new_empty(rows, heads, self.capacity, key_states.shape[-1])
-        self.values = value_states.new_empty(rows, heads, self.capacity, value_states.shape[-1])
+        self.keys, self.values = self._buffers(key_states, value_states, self.capacity)
         self.is_initialized = True
 
+    @staticmethod
+    def _buffers(keys: torch.Tensor, values: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(one.new_empty(*one.shape[:2], capacity, one.shape[-1]) for one in (keys, values))
+
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
-        """Write new tokens behind the stored ones; returns all stored keys and values.
+        """Write new tokens behind the stored ones; returns all stored keys and values. Full buffers grow."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        new = key_states.shape[-2]
+        stop = self.first + self.length
+        if stop + new > self.capacity:
+            self.reserve(new + max(_ROOM, self.length // 8))
+            stop = self.length
+        self.keys[:, :, stop : stop + new] = key_states
+        self.values[:, :, stop : stop + new] = value_states
+        if self._expected is not None:
+            (places, self.seen), self._expected = self._expected, None
+            self.positions = places[None, None]
+        else:
+            if self.positions is not None:
+                fresh = torch.arange(self.seen, self.seen + new, device=self.positions.device)
+                self.positions = torch.cat([self.positions, fresh.expand(*self.positions.shape[:2], new)], dim=-1)
+            self.seen += new
+        self.length += new
+        return self.stored_keys, self.stored_values
+
+    def expect(self, positions: torch.Tensor, seen: int) -> None:
+        """The first tokens of this empty layer will be some of a text alone.
+
+        Parameters
+        ----------
+        positions : int Tensor ``[tokens]``
+            Where they are, ascending.
+        seen : int
+            Length of the text.
+        """
+        self._expected = positions, seen
+
+    def reserve(self, room: int) -> None:
+        """Make room for this many more tokens, in buffers of their own."""
+        old = self.stored_keys, self.stored_values
+        self.capacity = self.length + room
+        self.keys, self.values = self._buffers(*old, self.capacity)
+        self.first = 0
+        self.stored_keys.copy_(old[0])
+        self.stored_values.copy_(old[1])
+
+    def keep(self, slots: torch.Tensor) -> None:
+        """Evict all slots but these; survivors keep their positions and rotations.
+
+        Parameters
+        ----------
+        slots : int Tensor ``[rows or 1, kv_heads or 1, n_kept]``
+            Ascending, counted among the slots in use.
 
         Raises
         ------
         Refused
-            If the buffers are full.
+            If none would be left.
         """
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        new = key_states.shape[-2]
-        if self.length + new > self.capacity:
-            raise Refused(
-                f"The token store holds {self.capacity} tokens and {self.length + new} were to be stored; "
-                "make it with the length of the whole text."
-            )
-        self.keys[:, :, self.length : self.length + new] = key_states
-        self.values[:, :, self.length : self.length + new] = value_states
-        if self.positions is not None:
-            fresh = torch.arange(self.seen, self.seen + new, device=self.positions.device)
-            self.positions = torch.cat([self.positions, fresh.expand(*self.positions.shape[:2], new)], dim=-1)
-        self.length += new
-        self.seen += new
-        return self.stored_keys, self.stored_values
+        if slots.shape[-1] < 1:
+            raise Refused("Nothing of a layer would be kept; a cache keeps at least 1 token.")
+        old = self.stored_keys, self.stored_values
+        device = old[0].device
+        places = self.slot_positions(device)
+        shape = torch.broadcast_shapes(places.shape[:2], slots.shape[:2])
+        self.positions = places.expand(*shape, -1).gather(-1, slots.to(places.device).expand(*shape, -1))
+        self.first, self.length = 0, slots.shape[-1]
+        self.capacity = self.length + max(_ROOM, self.length // 8)
+        self.keys, self.values = self._buffers(*old, self.capacity)
+        rows, heads = old[0].shape[:2]
+        index = slots.to(device).expand(rows, heads, -1)[..., None]
+        self.stored_keys.copy_(old[0].gather(2, index.expand(-1, -1, -1, old[0].shape[-1])))
+        self.stored_values.copy_(old[1].gather(2, index.expand(-1, -1, -1, old[1].shape[-1])))
+
+    def expire(self, window: int) -> int:
+        """Let go of slots that a sliding window has left behind in every row and head; their number."""
+        oldest = self.seen - window + 1  # what the next token sees
+        if self.positions is None:
+            gone = max(0, oldest - (self.seen - self.length))
+        else:
+            gone = int((self.positions < oldest).sum(dim=-1).min())
+            self.positions = self.positions[..., gone:]
+        self.first += gone
+        self.length -= gone
+        return gone
 
     @property
     def stored_keys(self) -> torch.Tensor:
         """``[rows, kv_heads, length, head_dim]``, a view."""
-        return self.keys[:, :, : self.length]
+        return self.keys[:, :, self.first : self.first + self.length]
 
     @property
     def stored_values(self) -> torch.Tensor:
         """``[rows, kv_heads, length, head_dim]``, a view."""
-        return self.values[:, :, : self.length]
+        return self.values[:, :, self.first : self.first + self.length]
 
     def slot_positions(self, device) -> torch.Tensor:
         """Original position of each slot, ``[rows or 1, kv_heads or 1, length]``."""
         if self.positions is None:
-            return torch.arange(self.length, device=device)[None, None]
+            return torch.arange(self.seen - self.length, self.seen, device=device)[None, None]
         return self.positions
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the slots in use."""
+        return sum(one.numel() * one.element_size() for one in (self.stored_keys, self.stored_values))
 
     def fork(self, rows: int, capacity: int) -> StoreLayer:
         """A layer of ``rows`` copies of this one-row layer, with room for ``capacity`` tokens."""
@@ -90,9 +160,21 @@ class StoreLayer(CacheLayerMixin):
         twin.length, twin.seen, twin.positions = self.length, self.seen, self.positions
         like_keys = self.keys[:, :, :0].expand(rows, -1, -1, -1)
         twin.lazy_initialization(like_keys, self.values[:, :, :0].expand(rows, -1, -1, -1))
-        twin.keys[:, :, : self.length] = self.stored_keys
-        twin.values[:, :, : self.length] = self.stored_values
+        twin.stored_keys.copy_(self.stored_keys.expand(rows, -1, -1, -1))
+        twin.stored_values.copy_(self.stored_values.expand(rows, -1, -1, -1))
         return twin
+
+    def part(self, row: int, heads: slice = slice(None)) -> StoreLayer:
+        """One row, and some of its KV heads, as views: to look at, not to write."""
+        view = StoreLayer(self.capacity)
+        view.first, view.length, view.seen = self.first, self.length, self.seen
+        view.keys, view.values = self.keys[row : row + 1, heads], self.values[row : row + 1, heads]
+        view.is_initialized = True
+        if self.positions is not None:
+            rows, kv_heads = self.positions.shape[:2]
+            places = self.positions[row : row + 1] if rows > 1 else self.positions
+            view.positions = places[:, heads] if kv_heads > 1 else places
+        return view
 
     # What transformers asks of a cache layer. Its names for the last one differ within the supported range.
 
@@ -123,6 +205,9 @@ class TokenStore(Cache):
     ----------
     hidden : bool Tensor ``[rows, layers or 1, kv_heads or 1, prefix]`` or None
         True where a prefix position is invisible to every later query of that row, layer and head.
+    open : bool
+        True while a model runs on it through :func:`infokv.attention.attached`. Any other attention would read
+        slots as if they were positions.
     """
 
     def __init__(self, layers: int | list[StoreLayer], capacity: int):
@@ -131,6 +216,30 @@ class TokenStore(Cache):
         super().__init__(layers=layers)
         self.capacity = capacity
         self.hidden: torch.Tensor | None = None
+        self.open = False
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
+        """Store new tokens of a layer.
+
+        Raises
+        ------
+        Refused
+            If a model runs on it with an attention that knows nothing of slot positions.
+        """
+        if not self.open:
+            raise Refused(
+                "This cache belongs to infokv and holds some tokens only; use it inside the block that made it, "
+                "or start without a cache."
+            )
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def _refuse_change(self, *args, **kwargs):
+        raise Refused(
+            "The rows of a compressed cache cannot be reordered, repeated or taken back, as beam search and assisted "
+            "decoding do; use sampling or greedy decoding."
+        )
+
+    reorder_cache = crop = batch_repeat_interleave = batch_select_indices = activate_past_recording = _refuse_change
 
     @property
     def seen(self) -> int:
@@ -167,7 +276,7 @@ class TokenStore(Cache):
             If the shape does not fit, or if some row, layer and head would keep nothing of the prefix:
             there is no prediction without context that could be called an influence.
         """
-        if any(layer.positions is not None for layer in self.layers):
+        if any(layer.length != layer.seen for layer in self.layers):
             raise Refused("Positions can be hidden only in a store from which nothing was evicted.")
         heads = self.layers[0].keys.shape[1]
         allowed = ((self.rows,), (1, len(self.layers)), (1, heads), (self.seen,))

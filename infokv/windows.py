@@ -7,6 +7,7 @@ pooling; each is a set of :class:`WindowOptions`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 
 from infokv.attention import LayerFacts, attention_scores, visible
 from infokv.errors import Refused
+from infokv.signals import TokenSignals, signal
 
 _CHOICES = {
     "support": ("all", "region"),
@@ -60,8 +62,7 @@ class WindowOptions:
 
     def __post_init__(self):
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise Refused(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}.")
+            one_of(name, getattr(self, name), allowed)
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise Refused(f"kernel is {self.kernel}; it must be odd and at least 1.")
 
@@ -98,19 +99,83 @@ def window_scores(
     heads = keys.shape[0]
     group = queries.shape[0] // heads
     region = slice(region.start, region.stop) if isinstance(region, range) else region
-    slots = slots.expand(heads, -1)
+    unseen = ~visible(slots.expand(1, -1) if slots.dim() == 1 else slots, places, facts.window)
     out = []
     for head in range(heads):  # one KV head at a time: group x window x slots logits
         logits = attention_scores(queries[head * group : (head + 1) * group], keys[head], facts)
-        logits = logits.masked_fill(~visible(slots[head], places, facts.window), float("-inf"))
+        logits = logits.masked_fill(unseen[head if len(unseen) > 1 else 0], float("-inf"))
         if options.group == "logits" and options.heads != "query":
             logits = logits.amax(dim=0, keepdim=True)
         if options.support == "region":
-            weights = logits[..., region].softmax(dim=-1)
+            logits = logits[..., region]
+            blind = (logits == float("-inf")).all(dim=-1, keepdim=True)  # a query that sees none of it has no say
+            weights = logits.masked_fill(blind, 0).softmax(dim=-1).masked_fill(blind, 0)
         else:
             weights = logits.softmax(dim=-1)[..., region]
         out.append(_reduce(weights, options.rows, dim=-2).float())
     return _join(torch.stack(out), options)
+
+
+def region_scores(
+    signals: TokenSignals,
+    window: int,
+    options: WindowOptions,
+    region: range | None = None,
+    rows: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Window scores of every layer, from the signals ``queries(last=window)`` and ``keys``.
+
+    Parameters
+    ----------
+    signals : TokenSignals
+        A whole prefix, or what is left of it after earlier cuts: places come from ``positions`` and ``seen``.
+    window : int
+        Last queries that count; all where there are fewer.
+    options : WindowOptions
+    region : range, optional
+        Which slots are scored; by default the candidates.
+    rows : sequence of int, optional
+        Which of the window's queries count, as indices; one may count twice. By default all.
+
+    Returns
+    -------
+    Tensor ``[layers, heads, len(region)]``, float32
+    """
+    region = signals.candidates if region is None else region
+    if not len(region):
+        count = {"query": signals.query_heads, "kv": signals.kv_heads, "layer": 1}[options.heads]
+        return torch.zeros(signals.layers, count, 0, device=signals.input_ids.device)
+    out = []
+    for queries, keys, facts in zip(signals[signal("queries", last=window)], signals.keys, signals.facts, strict=True):
+        places = torch.arange(signals.seen - queries.shape[1], signals.seen, device=queries.device)
+        if rows is not None:
+            chosen = list(rows)
+            queries, places = queries[:, chosen], places[chosen]
+        slots = signals.positions.to(queries.device)
+        out.append(window_scores(queries, keys, places, slots, region, facts, options))
+    return torch.stack([one.to(out[-1].device) for one in out])
+
+
+def spread(scores: torch.Tensor, signals: TokenSignals) -> torch.Tensor:
+    """Scores of the candidates at their places among all tokens, 0 elsewhere."""
+    out = scores.new_zeros(*scores.shape[:-1], signals.tokens)
+    out[..., signals.candidates] = scores
+    return out
+
+
+def scaled(scores: torch.Tensor, norm: str) -> torch.Tensor:
+    """Scores whose last dimension sums to 1 (``sum1``), has a largest value of 1 (``max``), or as they are."""
+    if norm not in ("sum1", "max"):
+        return scores
+    whole = scores.sum(dim=-1, keepdim=True) if norm == "sum1" else scores.amax(dim=-1, keepdim=True)
+    return scores / whole.clamp_min(torch.finfo(scores.dtype).tiny)
+
+
+def one_of(name: str, value: object, allowed: tuple) -> None:
+    """Refuse a value that is not among those allowed."""
+    if value not in allowed:
+        shown = ("none" if one is None else str(one) for one in allowed)
+        raise Refused(f"{name} is {value!r}; it must be one of {', '.join(shown)}.")
 
 
 def _join(scores: torch.Tensor, options: WindowOptions) -> torch.Tensor:

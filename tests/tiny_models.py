@@ -155,8 +155,21 @@ def layer_windows(config) -> list[int | None]:
 def reference_logits(model, ids: torch.Tensor, removed=None, prefix: int = 0) -> torch.Tensor:
     """One float64 forward over the whole text; rows at or after ``prefix`` do not see the removed columns.
 
-    ``removed`` is bool ``[layers or 1, kv_heads or 1, prefix]``. Uses transformers' eager attention, with a mask
-    made here for each layer and head, and nothing of the code under test. Returns ``[tokens, vocabulary]``.
+    ``removed`` is bool ``[layers or 1, kv_heads or 1, prefix]``. Returns ``[tokens, vocabulary]``.
+    """
+    if removed is None:
+        return masked_logits(model, ids, [])
+    layers = model.config.num_hidden_layers
+    cuts = [(prefix, [~removed[index if removed.shape[0] > 1 else 0] for index in range(layers)])]
+    return masked_logits(model, ids, cuts)
+
+
+def masked_logits(model, ids: torch.Tensor, cuts: list) -> torch.Tensor:
+    """One float64 forward over the whole text ``[1, tokens]``, in which positions disappear as it goes on.
+
+    ``cuts`` holds pairs: a position, and for each layer bool ``[kv_heads or 1, positions before it]`` that says what
+    queries from there on still see. Uses transformers' eager attention, with a mask made here for each layer and
+    head, and nothing of the code under test. Returns ``[tokens, vocabulary]``.
     """
     import copy
 
@@ -170,10 +183,11 @@ def reference_logits(model, ids: torch.Tensor, removed=None, prefix: int = 0) ->
     for module, window in zip(attentions, layer_windows(config), strict=True):
         seen = (distance >= 0) if window is None else (distance >= 0) & (distance < window)
         seen = seen[None].repeat(heads, 1, 1)
-        if removed is not None:
-            flags = removed[module.layer_idx if removed.shape[0] > 1 else 0]
+        for start, kept in cuts:
+            flags = kept[module.layer_idx]
             flags = flags.repeat_interleave(heads // flags.shape[0], 0)
-            seen[:, prefix:, :prefix] &= ~flags[:, None]
+            seen[:, start:, : flags.shape[-1]] &= flags[:, None]
+        seen |= distance == 0  # also a position that nobody else sees any more
         mask = torch.zeros(1, heads, length, length, dtype=torch.float64).masked_fill(~seen, float("-inf"))
 
         def put_mask(module, args, kwargs, mask=mask):

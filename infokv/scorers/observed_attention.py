@@ -24,9 +24,8 @@ class ObservedAttention(Scorer):
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
         """``[layers, kv_heads, tokens]``, mean weight."""
-        mass = signals["attention_mass"]
-        seen_by = torch.arange(signals.tokens, 0, -1, device=mass.device)
-        return group_mean(mass / seen_by, signals.kv_heads)
+        mass = group_mean(signals["attention_mass"], signals.kv_heads)
+        return mass / (signals.seen - signals.positions).to(mass.device)
 
 
 def group_mean(scores: torch.Tensor, kv_heads: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ class Random(Scorer):
     seed: int = 0
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
-        """``[1, 1, tokens]``: ranks without ties."""
+        """``[1, kv_heads or 1, tokens]``: ranks without ties."""
         generator = torch.Generator().manual_seed((signals.seed * 1_000_003 + self.seed) % 2**63)
-        order = torch.randperm(signals.tokens, generator=generator)
-        return order.float().to(signals.input_ids.device)[None, None]
+        order = torch.randperm(signals.seen, generator=generator).float()
+        return order.to(signals.positions.device)[signals.positions][None]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from infokv.errors import Refused
 from infokv.scorer import Scorer
 from infokv.signals import TokenSignals, signal
-from infokv.windows import WindowOptions, window_scores
+from infokv.windows import WindowOptions, region_scores, spread
 
 #: Keys whose cosine is above this are taken for the same thought.
 _SIMILAR = 0.5
@@ -60,18 +60,11 @@ class RKV(Scorer):
         return WindowOptions(support="region", group="logits", pool="max", kernel=self.kernel)
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
-        """``[layers, kv_heads, tokens]``; the window's own tokens get 0."""
-        n = signals.tokens
-        slots = torch.arange(n, device=signals.input_ids.device)
-        region = range(max(1, n - self.window))
-        out = []
-        for queries, keys, facts in zip(signals[self.needs[0]], signals.keys, signals.facts):
-            places = slots[-queries.shape[1] :]
-            important = window_scores(queries, keys, places, slots, region, facts, self._options())
-            redundant = redundancy(keys.float())[:, : len(region)]
-            mixed = self.weight * important - (1 - self.weight) * redundant
-            out.append(F.pad(mixed, (0, n - len(region))))
-        return torch.stack(out)
+        """``[layers, kv_heads, tokens]``; 0 outside the candidates."""
+        important = region_scores(signals, self.window, self._options())
+        redundant = torch.stack([redundancy(keys.float()).to(important.device) for keys in signals.keys])
+        mixed = self.weight * important - (1 - self.weight) * redundant[..., signals.candidates]
+        return spread(mixed, signals)
 
 
 def redundancy(keys: torch.Tensor) -> torch.Tensor:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from infokv.budget import Schedule
 from infokv.errors import Refused
 from infokv.scorer import Scorer
-from infokv.scorers.snapkv import spread
 from infokv.signals import TokenSignals, signal
-from infokv.windows import WindowOptions, window_scores
+from infokv.windows import WindowOptions, one_of, region_scores, spread
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class RPC(Scorer):
     window : int
         Last queries whose attention counts; their tokens are kept beside the budget.
     kernel : int
-        Width of the average pool, odd.
+        Width of the pool, odd.
+    pool : {"avg", "max"}
     every : int
         Generated tokens between two cuts.
     heads : {"layer", "kv"}
@@ -38,19 +39,21 @@ class RPC(Scorer):
 
     window: int = 32
     kernel: int = 7
+    pool: str = "avg"
     every: int = 1024
     heads: str = "layer"
 
     def __post_init__(self):
         if self.window < 1:
             raise Refused(f"window is {self.window}; it must be at least 1 query.")
-        if self.heads not in ("layer", "kv"):
-            raise Refused(f"heads is {self.heads!r}; it must be 'layer' or 'kv'.")
-        self.options()  # refuses an unfit kernel
+        one_of("heads", self.heads, ("layer", "kv"))
+        self.options()  # refuses what is unfit
 
     def options(self) -> WindowOptions:
         """How its window attention becomes a score."""
-        return WindowOptions(support="region", rows="sum", heads=self.heads, order="before", kernel=self.kernel)
+        return WindowOptions(
+            support="region", rows="sum", heads=self.heads, order="before", pool=self.pool, kernel=self.kernel
+        )
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -66,9 +69,25 @@ class RPC(Scorer):
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
         """``[layers, 1 or kv_heads, tokens]``; 0 outside the candidates."""
-        slots = torch.arange(signals.tokens, device=signals.input_ids.device)
-        scores = [
-            window_scores(q, k, slots[-q.shape[1] :], slots, signals.candidates, facts, self.options())
-            for q, k, facts in zip(signals[self.needs[0]], signals.keys, signals.facts)
-        ]
-        return spread(torch.stack(scores), signals)
+        rows = self.rows(signals[self.needs[0]][0].shape[1])
+        return spread(region_scores(signals, self.window, self.options(), rows=rows), signals)
+
+    def rows(self, queries: int) -> list[int]:
+        """Which of the last queries count."""
+        return list(range(queries))
+
+
+@dataclass(frozen=True)
+class RPCOfficial(RPC):
+    """RPC as its authors' code computes and counts it: the newest query counts twice.
+
+    Notes
+    -----
+    Source: jiwonsong-dev/ReasoningPathCompression. The newest query is held twice, so that one query less than
+    the window is there. A cut leaves a whole number of tokens per period.
+    """
+
+    allocation: ClassVar[str] = "rpc-official"
+
+    def rows(self, queries: int) -> list[int]:
+        return [*range(1, queries), queries - 1]

@@ -36,5 +36,5 @@ class StreamingLLM(Scorer):
         return self.n_sink
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
-        """``[1, 1, tokens]``: the position."""
-        return torch.arange(signals.tokens, device=signals.input_ids.device).float()[None, None]
+        """``[1, kv_heads or 1, tokens]``: the position."""
+        return signals.positions.float()[None]

@@ -9,7 +9,7 @@ import torch
 
 from infokv.scorer import Scorer
 from infokv.signals import TokenSignals, signal
-from infokv.windows import WindowOptions, window_scores
+from infokv.windows import WindowOptions, region_scores
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,4 @@ class TOVA(Scorer):
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
         """``[layers, 1, tokens]``, attention weight averaged over query heads."""
-        slots = torch.arange(signals.tokens, device=signals.input_ids.device)
-        return torch.stack(
-            [
-                window_scores(q, k, slots[-1:], slots, range(signals.tokens), facts, self._OPTIONS)
-                for q, k, facts in zip(signals[self.needs[0]], signals.keys, signals.facts)
-            ]
-        )
+        return region_scores(signals, 1, self._OPTIONS, range(signals.tokens))

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_runs import Command, Script, alike, arguments, by_name, read_rows, save_model, write_documents
+from tiny_runs import ENVIRONMENT, Command, Script, alike, arguments, by_name, read_rows, save_model, write_documents
 
 from forward_influence import progress
 from forward_influence.cli import run as run_command
@@ -91,6 +92,7 @@ REFUSED = {
     "data of another kind": (["--data", "{tiny}/model/config.json"], "ends in '.json', not .jsonl"),
     "corpus out of reach": (["--data", "arxiv", "--offline"], "offline was asked for"),
     "out is a file": (["--out", "{tiny}/docs.jsonl"], "which is a file; give a folder"),
+    "out with a name too long": (["--out", "x" * 300], "cannot be looked at (File name too long); give another path"),
     "out below a file": (["--out", "{tiny}/docs.jsonl/run"], "docs.jsonl' is a file; give another --out"),
     "absent device": (["--device", "cuda:7"], "device 'cuda:7' cannot be used"),
     "unknown dtype": (["--dtype", "float8"], "dtype 'float8' is unknown; choose auto, float32"),
@@ -251,6 +253,145 @@ def test_exit_code_1_when_everything_failed_and_debug_shows_where(tiny, tmp_path
     assert "Traceback" in debug.stderr and 'raise RuntimeError("always' in debug.stderr
 
 
+LEAVING = """
+import sys
+from forward_influence import Selector
+
+class Leaves(Selector):
+    def select(self, signals, count, document):
+        sys.exit()
+"""
+
+
+def test_a_selector_that_leaves_is_a_failure(tiny, tmp_path):
+    (tmp_path / "own.py").write_text(LEAVING)
+    command = measuring(tiny, "--selector", "own:Leaves")
+    left = Command(command, tmp_path)
+    assert left.wait() == 1
+    assert "0 documents measured, 1 skipped, 3 failed" in left.stdout
+    assert "Document 'd0' failed (SystemExit); going on." in left.stderr
+    debug = Command([*command, "--debug"], tmp_path)
+    assert debug.wait() == 1
+    assert "a selector's code tried to end the program (SystemExit)" in debug.stderr
+
+
+def test_edited_code_of_a_selector_is_not_mixed(tiny, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    command = measuring(tiny, "--selector", "own:First", "--quiet")
+    assert Command(command, tmp_path).wait() == 0
+    again = Command(command, tmp_path)
+    assert again.wait() == 0
+    before = (tmp_path / "run" / "rows.jsonl").read_bytes()
+    (tmp_path / "own.py").write_text(OWN.replace("range(self.start, self.start + count)", "[20]"))
+    for more in ([], ["--dry-run"], ["--limit", "1"]):
+        edited = Command([*command, *more], tmp_path)
+        code = edited.wait()
+        assert "The code of selector 'own:First' is not that of its rows in 'run'" in (
+            refusal(code, edited.stdout, edited.stderr)
+        )
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
+    other = Command([*command, "--fresh"], tmp_path)
+    assert other.wait() == 0
+    assert by_name(read_rows(tmp_path / "run"))["d0", "own:First"]["removed"] == [20]
+    joined = Command(["show", "run", "run/old-1"], tmp_path)
+    code = joined.wait()
+    assert "The code of selector 'own:First'" in refusal(code, joined.stdout, joined.stderr)
+
+
+def test_a_study_whose_rows_are_taken_away_is_none(tiny, cli, tmp_path, monkeypatch):
+    from forward_influence import document
+
+    usual = document.compare_rows
+
+    def measured(*arguments, **options):
+        if (tmp_path / "run").exists():
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(document, "compare_rows", measured)
+    assert "rows.jsonl' was removed by somebody else" in refusal(*cli(*measuring(tiny, "--selector", "none")))
+
+
+@pytest.mark.parametrize(("rows", "code"), [(0, 2), (1, 0), (2, 0)])
+def test_a_disk_that_fills_up(rows, code, tiny, cli, monkeypatch):
+    """The exit code is that of a run with the rows that were written."""
+    from forward_influence.runs import CannotWrite, RunFolder
+
+    usual, left = RunFolder.append, [rows]
+
+    def append(folder, given):
+        given = list(given)
+        if given and given[0]["status"] == "ok":
+            if not left[0]:
+                raise CannotWrite("the disk is full; make room.")
+            left[0] -= 1
+        usual(folder, given)
+
+    monkeypatch.setattr(RunFolder, "append", append)
+    found, out, err = cli(*measuring(tiny, "--selector", "none"))
+    assert found == code
+    assert err.endswith("error: the disk is full; make room.\n")
+    noun = "document" if rows == 1 else "documents"
+    sentence = f"{rows} {noun} measured, 1 skipped, 0 failed, {3 - rows} not reached: run\n"
+    assert out == (sentence if rows else "")
+
+
+def test_a_disk_that_fills_up_when_all_has_failed(tiny, cli, tmp_path, monkeypatch):
+    from forward_influence.runs import CannotWrite, RunFolder
+
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    usual = RunFolder.append
+
+    def append(folder, given):
+        given = list(given)
+        if "failed" in {row["status"] for row in folder.rows()}:
+            raise CannotWrite("the disk is full; make room.")
+        usual(folder, given)
+
+    monkeypatch.setattr(RunFolder, "append", append)
+    code, out, err = cli(*measuring(tiny, "--selector", "own:Broken"))
+    sys.modules.pop("own")
+    assert (code, out) == (
+        1, "0 documents measured, 1 skipped, 1 failed (1 rows; forward-influence show says why), 2 not reached: run\n"
+    )  # fmt: skip
+    assert err.endswith("error: the disk is full; make room.\n")
+
+
+def test_a_study_that_measured_nothing_is_none(tiny, cli, tmp_path):
+    (tmp_path / "chosen.json").write_text('{"d0": [5]}')
+    command = measuring(tiny, "--selector", f"positions:{tmp_path / 'chosen.json'}", "--quiet")
+    results = [cli(*changed(command, "--out", f"run{part}"), "--shard", f"{part}/3") for part in (1, 2, 3)]
+    assert sorted(code for code, _, _ in results) == [0, 2, 2]
+    for result in results:
+        if result[0]:
+            assert "No document was measured (0 documents measured, " in refusal(*result)
+
+
+def test_messages_that_cannot_be_shown_end_nothing(tiny, tmp_path):
+    """Standard error is closed, or on a full disk."""
+    for number, redirection in enumerate(("2>&-", "2>/dev/full")):
+        command = [Script.path(), *measuring(tiny, "--selector", "none", out=f"run{number}")]
+        line = f"{shlex.join(map(str, command))} {redirection}"
+        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE)
+        assert (done.returncode, done.stdout.decode()) == (
+            0, f"3 documents measured, 1 skipped, 0 failed: run{number}\n"
+        )  # fmt: skip
+
+
+def test_a_folder_whose_name_is_not_utf8(tiny, tmp_path):
+    name = os.fsdecode(b"run\xff")
+    (tmp_path / os.fsdecode(b"docs\xff")).mkdir()
+    write_documents(tmp_path / os.fsdecode(b"docs\xff") / "docs.jsonl", [100])
+    command = changed(measuring(tiny, "--selector", "none", out=name), "--data", os.fsdecode(b"docs\xff"))
+    for words in (command, ["show", name], ["plot", name, "--format", "png"]):
+        running = Command(words, tmp_path)
+        assert running.wait() == 0, running.stderr
+        assert "run" in running.stdout
+    facts = json.loads((tmp_path / name / "run.json").read_text(encoding="utf-8"))["provenance"]
+    assert name in facts["command"]
+
+
 def test_interrupt_keeps_rows_and_the_same_command_goes_on(tiny, tmp_path):
     write_documents(tmp_path / "many.jsonl", [100] * 100)
     command = [*changed(measuring(tiny), "--data", tmp_path / "many.jsonl"), "--selector", "random"]
@@ -325,6 +466,23 @@ def test_show(tiny, cli, tmp_path):
     assert (tmp_path / "table.csv").read_text().startswith("document,selector,")
 
 
+def test_show_has_each_band_once(tiny, cli):
+    _, out, _ = cli("show", tiny / "done")  # a horizon of 40: near and far are the same offsets
+    (header,) = (line.split() for line in out.splitlines() if "q50" in line)
+    assert len(header) == len(set(header))
+    assert re.findall(r"kl \d+-\d+", out) == ["kl 0-40"]
+
+
+def test_show_has_the_near_and_the_far_band(tiny, cli, tmp_path):
+    write_documents(tmp_path / "long.jsonl", [256])
+    command = changed(
+        changed(measuring(tiny, "--selector", "none"), "--data", tmp_path / "long.jsonl"), "--horizon", 196
+    )
+    assert cli(*command)[0] == 0
+    _, out, _ = cli("show", "run")
+    assert re.findall(r"kl \d+-\d+", out) == ["kl 0-128", "kl 128-196"]
+
+
 def test_show_follow_ends_with_a_whole_run(tiny, cli):
     code, out, _ = cli("show", tiny / "done", "--follow")
     assert code == 0
@@ -359,6 +517,8 @@ def test_plot(tiny, cli, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= names
     assert "no run folder" in refusal(*cli("plot", tmp_path / "elsewhere"))
     assert "There is no run under 'runs'" in refusal(*cli("plot"))
+    for words in (["plot", "x" * 300], ["show", "x" * 300], ["plot", tiny / "done", "--out", "x" * 300]):
+        assert "cannot be looked at (File name too long); give another path" in refusal(*cli(*words))
 
 
 def test_selectors(cli):

@@ -8,9 +8,13 @@ import torch
 from tiny_models import build, random_ids
 
 from forward_influence import engine, memory
-from forward_influence.engine import compare_rows, influence, recomputed_states
+from forward_influence.engine import MaskingEngine, compare_rows, influence, recomputed_states
 from forward_influence.errors import UserError
-from forward_influence.inputs import removal_flags
+from forward_influence.kl import kl_divergence
+from forward_influence.models import LoadedModel
+from forward_influence.removal import removal_flags
+from forward_influence.signals import token_signals
+from infokv import forward
 from infokv.errors import Refused
 from infokv.prefill import prefill
 
@@ -51,6 +55,24 @@ def test_identical_sets_are_computed_once_and_empty_ones_are_not_merged(model, p
     assert (kl[1] <= 1e-12).all()
     assert (kl[4] <= 1e-12).all()
     assert (kl[[0, 2, 5]] > 0).all(dim=1).all()
+
+
+def test_the_same_set_in_other_shapes_is_computed_once(model, passes):
+    """Flags that are alike in all layers or heads are those of one; whether a set varies is what counts."""
+    one = removal_flags([3, 4], PREFIX)
+    by_head = one.repeat(1, 2, 1)
+    by_head[0, 1, 9] = True
+    mixed = one.repeat(3, 1, 1)
+    mixed[2, 0, 9] = True
+    nothing = torch.zeros(3, 2, PREFIX, dtype=torch.bool)
+    sets = [one, one.repeat(3, 2, 1), one.repeat(1, 2, 1), one.repeat(3, 1, 1), [4, 3]]
+    sets += [by_head, by_head.repeat(3, 1, 1), mixed, mixed.repeat(1, 2, 1), nothing, []]
+    kl = influence(model, random_ids(LENGTH), sets, prefix_length=PREFIX, batch=10)
+    assert passes == [5]  # [3, 4], by_head, mixed, and both empty ones
+    assert all(torch.equal(kl[0], kl[place]) for place in (1, 2, 3, 4))
+    assert torch.equal(kl[5], kl[6]) and torch.equal(kl[7], kl[8])
+    assert not torch.equal(kl[0], kl[5]) and not torch.equal(kl[5], kl[7])
+    assert (kl[9:] <= 1e-12).all()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 5])
@@ -155,6 +177,17 @@ def test_progress_counts_every_row_token_once(model):
     assert sum(counted) == 5 * (LENGTH - PREFIX)
 
 
+def test_slices_of_logits_leave_the_device_once_a_chunk(model, monkeypatch):
+    """On a GPU each copy to the CPU waits for all work; slices, however small, are joined before."""
+    plain, copies = torch.Tensor.cpu, []
+    whole = run(model, chunk_size=10, batch=5)
+    monkeypatch.setattr(forward, "_LOGITS", 1)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda one: copies.append(tuple(one.shape)) or plain(one))
+    sliced = run(model, chunk_size=10, batch=5)
+    assert [shape for shape in copies if len(shape) == 2] == [(5, 10)] * 3 * 2  # three tensors, two chunks
+    torch.testing.assert_close(sliced.kl, whole.kl, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("removed", "sentence"),
     [
@@ -164,35 +197,85 @@ def test_progress_counts_every_row_token_once(model):
         ([[False, True]], "a mask is a bool tensor"),
         ([3, 4], r"removed\[0\] is 3; each set is a collection"),
         ([[2.0]], "positions are whole numbers"),
+        ([[True]], "positions are whole numbers"),
+        ([torch.tensor([2.0])], "positions are whole numbers"),
+        ([["3"], "34"], "positions are whole numbers"),
+        (None, r"removed is None; it must be a list of sets of positions, such as \[\[3, 4\], \[10\]\]"),
+        (3, "removed is 3; it must be a list of sets"),
+        (torch.tensor(3), r"removed is tensor\(3\); it must be a list of sets"),
+        (np.array(3), r"removed is array\(3\); it must be a list of sets"),
+        ([None], r"removed\[0\] is None; each set is a collection"),
+        ([torch.tensor(3)], r"removed\[0\] is tensor\(3\); each set is a collection"),
+        ([np.array(3)], r"removed\[0\] is tensor\(3\); each set is a collection"),
+        (torch.tensor([3, 4]), r"removed\[0\] is tensor\(3\); each set .* such as \[\[3, 4\]\]"),
+        ([torch.tensor([[3, 4]])], "each set is a collection"),
+        ([np.zeros(30, dtype=bool)], r"a bool tensor \[30\]; it must be \[layers or 1, KV heads or 1, 30\]"),
         ([torch.zeros(1, 1, 7, dtype=torch.bool)], r"\[layers or 1, KV heads or 1, 30\]"),
         ([torch.zeros(1, 30, dtype=torch.bool)], r"\[layers or 1, KV heads or 1, 30\]"),
     ],
 )
 def test_positions_that_cannot_be(model, removed, sentence):
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
         influence(model, random_ids(LENGTH), removed, prefix_length=PREFIX)
+    assert "\n" not in str(caught.value)
+
+
+MASK = [0] * 3 + [1, 1] + [0] * (PREFIX - 5)
+
+
+@pytest.mark.parametrize("make", [list, tuple, torch.tensor, np.array, lambda mask: torch.tensor(mask)[None, None],
+                                  lambda mask: torch.tensor(mask).short(), lambda mask: np.zeros_like(mask),
+                                  lambda mask: torch.ones(PREFIX, dtype=torch.int32)])  # fmt: skip
+def test_a_mask_of_numbers_is_not_read_as_positions(model, make):
+    """It would say 'remove the positions 0 and 1', and nobody would see it."""
+    with pytest.raises(UserError, match=r"removed\[1\] holds zeros and ones.*call .bool\(\) on it"):
+        influence(model, random_ids(LENGTH), [[3], make(MASK)], prefix_length=PREFIX)
+
+
+@pytest.mark.parametrize("numbers", [MASK, [3, 4], [0, 1], []])
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_bytes_are_positions_or_a_mask_and_the_caller_says_which(model, numbers, kind):
+    given = kind(numbers, dtype=torch.uint8 if kind is torch.tensor else np.uint8)
+    with pytest.raises(UserError, match=r"removed\[0\] is a uint8 tensor.*call .bool\(\) on a mask .*\.long\(\)"):
+        influence(model, random_ids(LENGTH), [given], prefix_length=PREFIX)
 
 
 def test_texts_beyond_the_context_and_numbers_that_cannot_be(model):
     long = random_ids(300)
     with pytest.raises(UserError, match="The text has 300 tokens, and LlamaForCausalLM has a context of 256"):
         influence(model, long, [[0]], prefix_length=PREFIX)
-    for batch in (0, -1):
-        with pytest.raises(UserError, match="batch is"):
-            influence(model, random_ids(LENGTH), [[0]], prefix_length=PREFIX, batch=batch)
-    with pytest.raises(Refused, match="chunk_size is 0"):
-        influence(model, random_ids(LENGTH), [[0]], prefix_length=PREFIX, chunk_size=0)
-    with pytest.raises(UserError, match="token ids are whole numbers"):
-        influence(model, random_ids(LENGTH).float(), [[0]], prefix_length=PREFIX)
+    store, _ = prefill(model, long[:, :PREFIX], total_length=300)
+    with pytest.raises(UserError, match="The text has 300 tokens, and LlamaForCausalLM has a context of 256"):
+        MaskingEngine(model, store, long[:, PREFIX:], torch.zeros(1, 1, 1, PREFIX, dtype=torch.bool))
+    for bad in (0, -1, 2.5, 2.0, "2", True, np.float64(2), torch.tensor([2, 3])):
+        for name in ("batch", "chunk_size"):
+            for removed in ([[0]], []):
+                with pytest.raises(UserError, match=f"^{name} is .*; it must be a whole number of at least 1"):
+                    influence(model, random_ids(LENGTH), removed, prefix_length=PREFIX, **{name: bad})
+    with pytest.raises(UserError, match="chunk_size is None"):
+        influence(model, random_ids(LENGTH), [[0]], prefix_length=PREFIX, chunk_size=None)
 
 
-@pytest.mark.parametrize("shape", [(5, 1, PREFIX), (1, 4, PREFIX)])
+def test_integers_of_other_libraries_are_whole_numbers(model):
+    ids = random_ids(LENGTH)
+    expected = influence(model, ids, [[3, 4], [9]], prefix_length=PREFIX, chunk_size=7, batch=1)
+    for kind in (np.int64, np.uint8, torch.tensor):
+        sizes = {"prefix_length": kind(PREFIX), "chunk_size": kind(7), "batch": kind(1)}
+        assert torch.equal(influence(model, ids, [[kind(3), kind(4)], [kind(9)]], **sizes), expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 1, PREFIX), (1, 4, PREFIX), (0, 1, PREFIX)])
 def test_wrong_number_of_layers_or_heads(model, shape):
-    with pytest.raises(Refused, match="Hidden flags are"):
-        influence(model, random_ids(LENGTH), [torch.zeros(shape, dtype=torch.bool)], prefix_length=PREFIX)
+    flags = torch.zeros(shape, dtype=torch.bool)
+    flags[..., 3] = True  # alike in all layers and heads: as a set of one layer it would fit
+    with pytest.raises(UserError, match=r"removed\[1\] .* it must be \[3 layers or 1, 2 KV heads or 1, 30\]"):
+        influence(model, random_ids(LENGTH), [[3], flags], prefix_length=PREFIX)
 
 
 def test_removing_the_whole_prefix_is_an_error_not_a_number(model):
+    for short in (1, 2):  # not taken for a mask either
+        with pytest.raises(Refused, match="no visible key"):
+            influence(model, random_ids(LENGTH), [range(short)], prefix_length=short)
     with pytest.raises(Refused, match="no visible key"):
         influence(model, random_ids(LENGTH), [range(PREFIX)], prefix_length=PREFIX)
     flags = torch.zeros(3, 2, PREFIX, dtype=torch.bool)
@@ -201,12 +284,137 @@ def test_removing_the_whole_prefix_is_an_error_not_a_number(model):
         influence(model, random_ids(LENGTH), [flags], prefix_length=PREFIX)
 
 
-@pytest.mark.parametrize("prefix", [0, LENGTH, LENGTH + 1, -3])
+@pytest.mark.parametrize("prefix", [0, LENGTH, LENGTH + 1, -3, 2.0, "3", True, None])
 def test_prefix_must_leave_a_future(model, prefix):
     with pytest.raises(UserError, match="prefix_length is"):
         influence(model, random_ids(LENGTH), [[0]], prefix_length=prefix)
     with pytest.raises(UserError, match="input_ids has shape"):
         influence(model, random_ids(LENGTH)[0], [[0]], prefix_length=3)
+
+
+@pytest.mark.parametrize("length", [LENGTH, PREFIX + 1])
+def test_kinds_of_token_ids(model, length):
+    ids = random_ids(length)
+    expected = influence(model, ids, [[3, 4]], prefix_length=PREFIX)
+    array = ids.numpy()
+    kinds = [ids.short(), ids.int(), ids.byte(), array, array.astype(np.uint16), array.astype(">i4")]
+    kinds += [array[:, ::-1][:, ::-1], array.tolist(), (tuple(array[0].tolist()),), [ids[0]], list(array)]
+    store, _ = prefill(model, ids[:, :PREFIX], total_length=length)
+    hidden = removal_flags([3, 4], PREFIX)[None]
+    for given in kinds:
+        assert torch.equal(influence(model, given, [[3, 4]], prefix_length=PREFIX), expected)
+        engine = MaskingEngine(model, store, [given[0][PREFIX:]], hidden)
+        logits = torch.cat([part for _, part in engine.logits()], dim=1)
+        torch.testing.assert_close(kl_divergence(logits[0], logits[1:]), expected)
+        assert torch.equal(token_signals(model, given).input_ids, ids[0])
+
+
+def bad_ids():
+    ids = random_ids(LENGTH)
+    low, high = ids.clone(), ids.clone()
+    low[0, 31], high[0, 41] = -1, 89
+    return [
+        (low, r"input_ids holds -1 at position 31; LlamaForCausalLM has token ids from 0 to 88"),
+        (high, r"input_ids holds 89 at position 41; .* use its own tokenizer"),
+        (high.tolist(), r"input_ids holds 89 at position 41"),
+        (ids.float(), "input_ids is torch.float32; token ids are whole numbers"),
+        (ids > 3, "input_ids is torch.bool; token ids are whole numbers"),
+        (ids.numpy().astype(float), "token ids are whole numbers"),
+        ((ids > 3).tolist(), "token ids are whole numbers"),
+        ([["a", "b"]], r"input_ids is \[\['a', 'b'\]\]; it must be a tensor, an array or a list"),
+        ([[1, 2], [3]], r"input_ids is \[\[1, 2\], \[3\]\]; it must be"),
+        ({"input_ids": ids}, "it must be a tensor, an array or a list"),
+        ("text", "input_ids is 'text'; it must be"),
+        (None, "input_ids is None; it must be"),
+        ([], r"input_ids has shape \[0\]; it must be \[1, tokens\]"),
+        ([[]], r"input_ids has shape \[1, 0\]"),
+        (torch.tensor(3), r"input_ids has shape \[\]"),
+        (ids.expand(2, -1), r"input_ids has shape \[2, 50\]"),
+    ]
+
+
+@pytest.mark.parametrize(("ids", "sentence"), bad_ids())
+def test_ids_that_cannot_be(model, ids, sentence):
+    store, _ = prefill(model, random_ids(PREFIX))
+    calls = [
+        lambda: influence(model, ids, [[0]], prefix_length=PREFIX),
+        lambda: token_signals(model, ids),
+        lambda: MaskingEngine(model, store, ids, torch.zeros(1, 1, 1, PREFIX, dtype=torch.bool)),
+    ]
+    for call in calls:
+        with pytest.raises(UserError, match=sentence.replace("input_ids", "(input_ids|continuation)")) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def loaded(model):
+    return LoadedModel(model, None, None, "float32", "cpu", "sdpa", None)
+
+
+def test_what_load_model_returns_is_a_model(model):
+    ids = random_ids(LENGTH)
+    store, _ = prefill(model, ids[:, :PREFIX], total_length=LENGTH)
+    hidden = removal_flags([3, 4], PREFIX)[None]
+    calls = [
+        lambda one: influence(one, ids, [[3, 4]], prefix_length=PREFIX),
+        lambda one: token_signals(one, ids).entropy,
+        lambda one: torch.cat([part for _, part in MaskingEngine(one, store, ids[:, PREFIX:], hidden).logits()], dim=1),
+    ]
+    for call in calls:
+        assert torch.equal(call(loaded(model)), call(model))
+        for other in (None, "gpt2", loaded, torch.nn.Linear(2, 2), model.config):
+            with pytest.raises(UserError, match="model is .*; it must be a causal language model of transformers") as e:
+                call(other)
+            assert "\n" not in str(e.value)
+        with pytest.raises(UserError, match="LlamaModel has no head that predicts tokens"):
+            call(model.base_model)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("prefix", torch.zeros(1, PREFIX)),
+        ("hidden", [[3, 4]]),
+        ("hidden", torch.zeros(1, 1, 1, PREFIX)),
+        ("hidden", torch.zeros(1, 1, PREFIX, dtype=torch.bool)),
+        ("chunk_size", 2.5),
+    ],
+)
+def test_an_engine_of_other_things(model, name, bad):
+    store, _ = prefill(model, random_ids(PREFIX))
+    given = {"prefix": store, "continuation": random_ids(9), "chunk_size": 3}
+    given["hidden"] = torch.zeros(1, 1, 1, PREFIX, dtype=torch.bool)
+    assert MaskingEngine(model, **given).rows == 2
+    with pytest.raises(UserError, match=f"^{name} is .*; it must be"):
+        MaskingEngine(model, **{**given, name: bad})
+
+
+def test_a_model_that_returns_tuples(model):
+    ids = random_ids(LENGTH)
+    expected = influence(model, ids, [[3, 4]], prefix_length=PREFIX)
+    other = build("llama")
+    other.config.return_dict = False
+    assert torch.equal(influence(other, ids, [[3, 4]], prefix_length=PREFIX), expected)
+    assert other.config.return_dict is False
+
+
+@pytest.mark.parametrize(("body", "head"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_a_head_of_another_dtype(body, head):
+    """People keep the head in float32, or load its weights apart; the states are cast for it."""
+    model = build("llama").to(body)
+    model.lm_head = torch.nn.Linear(48, 89, bias=False)
+    model.lm_head.weight.data.normal_(std=0.5, generator=torch.Generator().manual_seed(3))
+    model.lm_head.to(head)
+    ids = random_ids(LENGTH)
+    kl = influence(model, ids, [[3, 4], []], prefix_length=PREFIX)
+    assert (kl[0] > 0).any()
+    assert (kl[1] <= 1e-12).all()
+    store, _ = prefill(model, ids[:, :PREFIX], total_length=LENGTH)
+    engine = MaskingEngine(model, store, ids[:, PREFIX:], removal_flags([3, 4], PREFIX)[None])
+    states = torch.cat([part for _, part in engine.states()], dim=1)
+    logits = torch.cat([part for _, part in engine.logits()], dim=1)
+    torch.testing.assert_close(logits, model.lm_head(states.to(head)).detach())
+    assert token_signals(model, ids).self_information.isfinite().all()
 
 
 def test_kinds_of_collections(model):

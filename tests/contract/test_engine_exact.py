@@ -14,8 +14,8 @@ from tiny_models import (
 )
 
 from forward_influence.engine import MaskingEngine, compare_rows, influence, recomputed_states
-from forward_influence.inputs import removal_flags
 from forward_influence.kl import kl_divergence
+from forward_influence.removal import removal_flags
 from infokv.prefill import prefill
 
 PREFIX, HORIZON = 40, 23

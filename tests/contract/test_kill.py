@@ -75,6 +75,25 @@ def test_killed_twelve_times(tiny, tmp_path):
     disturb(tiny, tmp_path, Command, kills=12, seed=5)
 
 
+def test_interrupted_twice_at_once(tiny, tmp_path):
+    """Whatever the first interrupt has reached when the second one comes."""
+    folder, expected = tiny
+    out, chance = tmp_path / "run", random.Random(7)
+    for pause in (0.0, 0.0005, 0.002, 0.004, 0.007, 0.01):
+        before, running = size(out / "rows.jsonl"), Command(command(folder, out), tmp_path)
+        assert running.wait_for(lambda before=before: size(out / "rows.jsonl") > before)
+        time.sleep(chance.uniform(0, 0.02))
+        for _ in range(2):
+            running.send(signal.SIGINT)
+            time.sleep(pause)
+        assert running.wait() == 130
+        assert running.stderr == ("\nInterrupted; finished rows are kept, and the same command goes on from there.\n")
+        assert before < len((out / "rows.jsonl").read_bytes().rpartition(b"\n")[0])
+    last = Command(command(folder, out), tmp_path)
+    assert last.wait() == 0
+    alike(read_rows(out), expected)
+
+
 @pytest.mark.slow
 def test_the_installed_script_killed_twenty_times(tiny, tmp_path):
     disturb(tiny, tmp_path, Script, kills=20, seed=6)

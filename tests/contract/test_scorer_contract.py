@@ -6,7 +6,7 @@ Nothing is listed by hand: what is registered is checked, also by a plug-in that
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -265,9 +265,9 @@ def test_a_name_has_to_lead_back():
 def signals(request):
     needs = {
         need
-        for text in ("infokv", "infokv:k=none", "infokv:k=500", "infokv:k=8,align=next", "snapkv:window=16")
-        for need in (*get_scorer(text).needs, *SnapKV().needs)
-    }
+        for text in ("infokv", "infokv:k=none", "infokv:k=500", "infokv:k=8,align=next", "snapkv:window=16", "rpc")
+        for need in get_scorer(text).needs
+    } | {"window_attention", "window_attention(window=16)"}
     found = token_signals(build(request.param), random_ids(120, seed=3), sorted(needs))
     return found.with_candidates(range(4, 104))
 
@@ -330,6 +330,59 @@ def test_alpha_1_is_snapkv_exactly(signals):
     assert torch.equal(InfoKV(alpha=1.0).score(signals), make_selector("attention").scorer.score(signals))
 
 
+@pytest.mark.parametrize("heads", ["kv", "layer", "query"])
+@pytest.mark.parametrize("norm", ["sum1", "mean", "sum", "max"])
+def test_alpha_1_is_snapkv_with_the_same_options(signals, heads, norm):
+    found = InfoKV(alpha=1.0, heads=heads, attn_norm=norm).score(signals)
+    assert torch.equal(found, SnapKV(heads=heads, norm=norm).score(signals))
+
+
+def test_norms_scale_alone(signals):
+    mean = SnapKV(norm="mean").score(signals)
+    inside = mean[..., 4:104].double()
+    assert relative(SnapKV(norm="sum").score(signals), mean.double() * 64) < 1e-5
+    assert relative(SnapKV(norm="sum1").score(signals)[..., 4:104], inside / inside.sum(-1, keepdim=True)) < 1e-5
+    assert relative(SnapKV(norm="max").score(signals)[..., 4:104], inside / inside.amax(-1, keepdim=True)) < 1e-5
+
+
+def entropy_term(scorer, signals):
+    """What InfoKV adds to attention, from its own words."""
+    entropy, evolution = (signals[name].double() for name in scorer.entropy_needs)
+    return (evolution + scorer.tau) * entropy / scorer.temperature
+
+
+def test_the_softmax_of_the_entropy_term_over_all_tokens(signals):
+    scorer = InfoKV(alpha=0.0, entropy_support="all", temperature=2.0)
+    wanted = entropy_term(scorer, signals).softmax(-1)[:, None, 4:104].expand(-1, signals.kv_heads, -1)
+    assert relative(scorer.score(signals)[..., 4:104], wanted) < 1e-5
+    assert scorer.score(signals)[..., 4:104].sum(-1).max() < 1 - 1e-4
+
+
+def test_bits_sharpen_the_entropy_term(signals):
+    """log_base and entropy_renorm change the signal that is asked for, and nothing else."""
+    bits, raw = InfoKV(log_base="2"), InfoKV(entropy_renorm=False)
+    assert bits.entropy_needs[0] == "entropy(base=2)" and raw.entropy_needs[0] == "entropy(renormalise=False)"
+    values = {**signals.values_by_name, "entropy(base=2)": signals.entropy / math.log(2)}
+    found = bits.score(replace(signals, values_by_name=values))
+    assert relative(found, InfoKV(temperature=math.log(2)).score(signals).double()) < 1e-5
+
+
+@pytest.mark.parametrize("target", ["score", "both"])
+def test_pooling_the_mixed_score(signals, target):
+    plain = InfoKV(alpha=0.5, kernel=1 if target == "score" else 9).score(signals)[..., 4:104].double()
+    wanted = torch.zeros_like(plain)
+    for index in range(100):
+        wanted[..., index] = plain[..., max(0, index - 4) : index + 5].sum(-1) / 9
+    assert relative(InfoKV(alpha=0.5, pool_target=target).score(signals)[..., 4:104], wanted) < 1e-5
+
+
+def test_tau_0_leaves_attention_alone_in_the_last_layer(signals):
+    found, attention = InfoKV(tau=0.0).score(signals)[-1, :, 4:104], SnapKV().score(signals)[-1, :, 4:104]
+    assert found == pytest.approx(0.9 * attention + 0.1 / 100, rel=1e-5)
+    top = lambda scores: scores.topk(20).indices.sort().values  # noqa: E731
+    assert torch.equal(top(found), top(attention))
+
+
 def test_tau_0_makes_the_entropy_term_of_the_last_layer_flat(signals):
     assert bool((signals.representation_evolution[-1] == 0).all())
     last = InfoKV(alpha=0.0, tau=0.0).score(signals)[-1, :, 4:104]
@@ -351,21 +404,12 @@ def test_the_shared_set_averages_over_layers_and_heads(signals):
     assert chosen == sorted((inside.argsort(descending=True)[:9] + 4).tolist())
 
 
-def test_positions_outside_the_candidates_do_not_matter(signals):
-    """Sinks and window hold most attention; pooling and sums must not see them."""
-    name = signal("window_attention")
-    changed = signals[name].clone()
-    changed[..., :4] = 7.0
-    changed[..., 104:] = 7.0
-    twin = type(signals)(**{**vars(signals), "values_by_name": {**signals.values_by_name, name: changed}})
-    for scorer in (SnapKV(), InfoKV()):
-        assert torch.equal(scorer.score(twin), scorer.score(signals))
-
-
 def test_uniform_attention_gives_the_pools_edges_less():
     """Padding counts in the divisor, as in the original code."""
     made = synthetic_signals(SnapKV().needs)
-    made.values_by_name[SnapKV().needs[0]] = torch.ones(3, 4, 96)
+    for queries in made[SnapKV().needs[0]]:
+        queries.zero_()
+    made = replace(made, seen=1000)  # every query sees every key
     scores = SnapKV().score(made)[0, 0, made.candidates.start : made.candidates.stop]
     assert scores[0].item() == pytest.approx(scores[10].item() * 5 / 9, rel=1e-6)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, build, layer_windows, random_ids
 
+from forward_influence.errors import UserError
 from forward_influence.signals import token_signals
 from infokv.errors import Refused
 from infokv.prefill import prefill
@@ -92,6 +93,23 @@ def test_only_what_was_asked_for_is_there(case):
         token_signals(model, ids, ("entropie",))
     with pytest.raises(Refused, match="no parameter 'kk'"):
         token_signals(model, ids, ("entropy(kk=3)",))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"needs": "entropy"}, r"needs is 'entropy'; write a tuple of signals, such as \('entropy',\)"),
+        ({"needs": None}, "needs is None; write a tuple"),
+        ({"chunk_size": 2.5}, "chunk_size is 2.5; it must be a whole number of at least 1"),
+        ({"chunk_size": 0}, "chunk_size is 0"),
+        ({"total_length": 8}, "total_length is 8; it must be a whole number of at least 9"),
+        ({"total_length": "12"}, "total_length is '12'"),
+        ({"total_length": 300}, "The text has 300 tokens, and LlamaForCausalLM has a context of 256"),
+    ],
+)
+def test_arguments_that_cannot_be(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        token_signals(build("llama"), random_ids(9), **options)
 
 
 def test_window_longer_than_the_text_takes_all_queries():

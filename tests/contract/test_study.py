@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +31,7 @@ from forward_influence.models import load_model
 from forward_influence.rows import ROW_FIELDS, RunSpec, row_key
 from forward_influence.runs import RunFolder
 from forward_influence.selectors import SELECTORS, Selector
+from forward_influence.study import Incomplete
 
 #: Tokens of the documents: two long ones, some that end before the horizon, two that are too short.
 TOKENS = [120, 100, 90, 75, 60, 300, 101, 76]
@@ -299,7 +301,37 @@ def test_changed_documents_are_not_mixed(study, tmp_path):
     data = write_documents(tmp_path / "mine.jsonl", [100, 100])
     study(selector="none", data=data)
     data.write_text(data.read_text().replace("w", "w1", 1))
-    with pytest.raises(UserError, match="has other tokens than in earlier rows"):
+    for more in ({"selector": "random"}, {"selector": "none"}, {"selector": "none", "dry_run": True}):
+        with pytest.raises(UserError, match=r"Document 'd0' has other tokens than in earlier rows .*--out, or --fresh"):
+            study(data=data, **more)
+    assert study(selector="none", data=data, fresh=True).ok == 2
+
+
+def test_a_document_that_became_long_enough_is_not_mixed(study, tmp_path):
+    data = write_documents(tmp_path / "mine.jsonl", [60, 100])
+    study(selector="none", data=data)
+    write_documents(data, [100, 100])
+    with pytest.raises(UserError, match="Document 'd0' has other tokens"):
+        study(selector="none", data=data)
+
+
+def test_a_text_under_two_ids_counts_once(study, tmp_path, capsys):
+    data = write_documents(tmp_path / "mine.jsonl", [100, 100])
+    lines = data.read_text().splitlines()
+    twin = lines[0].replace('"d0"', '"twin"')
+    data.write_text("\n".join([*lines, twin]))
+    outcome = study(selector="none", data=data, quiet=False)
+    told = capsys.readouterr().err
+    assert outcome.ok == 2
+    kept, left = ("d0", "twin") if "('d0' is kept)" in told else ("twin", "d0")
+    sentence = f"Left out, because another document has the same text: '{left}' ('{kept}' is kept)."
+    assert sentence in told.splitlines()
+    assert {row["document"] for row in read_rows(outcome.path)} == {kept, "d1"}
+    assert sentence in json.loads((outcome.path / "run.json").read_text())["provenance"]["notices"]
+    data.write_text(
+        "\n".join(line.replace(f'"{kept}"', f'"{left}"') for line in [*lines, twin]).replace("\n" * 2, "\n")
+    )
+    with pytest.raises(UserError, match=rf"Document '{left}' has the text that 'run' holds as document '{kept}'"):
         study(selector="random", data=data)
 
 
@@ -374,10 +406,12 @@ def test_failed_rows_are_tried_again(study, monkeypatch):
     assert rows["d1", f"{Raises.__module__}:Raises"]["status"] == "ok"
 
 
-def test_a_document_without_a_distribution_fails_alone(study, model_folder, tmp_path, capsys):
+def test_a_document_without_a_distribution_fails_alone(study, tmp_path, capsys):
     """The embedding of one word is NaN."""
-    loaded = load_model(model_folder, check=False, notify=lambda sentence: None)
-    loaded.model.get_input_embeddings().weight[88] = math.nan
+    network = save_model(tmp_path / "model")
+    network.get_input_embeddings().weight.data[88] = math.nan
+    network.save_pretrained(tmp_path / "model")
+    loaded = load_model(tmp_path / "model", check=False, notify=lambda sentence: None)
     data = write_documents(tmp_path / "docs.jsonl", [100, 100, 100])
     data.write_text(data.read_text().replace('"d1", "text": "', '"d1", "text": "w88 '))
     outcome = study(model=loaded, data=data, selector=["random", "none"], quiet=False)
@@ -387,6 +421,44 @@ def test_a_document_without_a_distribution_fails_alone(study, model_folder, tmp_
     assert "Document 'd1' failed (" in capsys.readouterr().err
     assert rows["d1", "none"]["reason"].startswith("The reference logits hold NaN")
     assert (outcome.ok, outcome.failed, outcome.failed_rows) == (2, 1, 2)
+
+
+class Leaves(Selector):
+    """Ends the program, or tries to."""
+
+    error: BaseException = SystemExit(0)
+
+    def select(self, signals, count, document):
+        raise self.error
+
+
+class Unlisted(BaseException):
+    """No Exception."""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(SystemExit(0), "SystemExit: 0"), (SystemExit(), "SystemExit"), (Unlisted("x"), "Unlisted: x")],
+)
+def test_a_selector_that_ends_the_program_fails_alone(study, monkeypatch, error, reason):
+    monkeypatch.setattr(Leaves, "error", error)
+    outcome = study(selector=[Leaves, "none"], limit=2)
+    assert (outcome.ok, outcome.failed_rows) == (2, 2)
+    failed = {row["reason"] for row in read_rows(outcome.path) if row["status"] == "failed"}
+    assert failed == {reason}
+    with pytest.raises(RuntimeError, match=f"a selector's code tried to end the program .{reason}") as caught:
+        study("debug", selector=[Leaves], limit=1, debug=True)
+    assert caught.value.__cause__ is error
+
+
+def test_a_document_that_ends_the_program_fails_alone(study, monkeypatch):
+    from forward_influence import document
+
+    monkeypatch.setattr(document, "prefill", lambda *a, **k: (_ for _ in ()).throw(SystemExit(3)))
+    outcome = study(selector="random", limit=2)
+    assert (outcome.ok, outcome.failed) == (0, 2)
+    with pytest.raises(RuntimeError, match="tried to end the program"):
+        study(selector="random", limit=2, debug=True)
 
 
 def test_memory_that_runs_out_fails_a_document(study, monkeypatch):
@@ -414,9 +486,50 @@ def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(study, whole, monke
         return usual(descriptor)
 
     monkeypatch.setattr(runs.os, "fsync", fsync)
-    with pytest.raises(UserError, match=r"No space left on device.*make room and run the same command again"):
+    with pytest.raises(Incomplete, match=r"No space left on device.*make room and run the same command again") as early:
         study(selector=ALL)
+    ended = early.value.outcome
+    assert ended.ok > 0 and ended.missing > 0
+    assert ended.ok + ended.skipped + ended.failed + ended.missing == 8
+    assert f", 0 failed, {ended.missing} not reached: run" in ended.sentence()
     assert 0 < len(read_rows(open_runs("run").runs[0].path)) < 48
+    alike(read_rows(study(selector=ALL).path), read_rows(whole.path))
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_disk_that_is_full_before_a_row_is_no_study(study, monkeypatch, call):
+    """The header, the note of what is planned, and the skipped rows are written before anything is measured."""
+    from forward_influence import runs
+
+    usual, calls = runs.os.fsync, []
+
+    def fsync(descriptor):
+        calls.append(descriptor)
+        if len(calls) >= call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return usual(descriptor)
+
+    monkeypatch.setattr(runs.os, "fsync", fsync)
+    with pytest.raises(UserError, match=r"(cannot|could not) be written .No space left on device.") as caught:
+        study(selector="none")
+    assert not isinstance(caught.value, Incomplete)
+
+
+def test_rows_that_are_taken_away_end_the_study(study, whole, monkeypatch):
+    from forward_influence import document
+
+    usual, seen = document.compare_rows, []
+
+    def measured(*arguments, **options):
+        seen.append(1)
+        if len(seen) == 3:
+            Path("run").rename("elsewhere")
+        return usual(*arguments, **options)
+
+    monkeypatch.setattr(document, "compare_rows", measured)
+    with pytest.raises(UserError, match="rows.jsonl' was removed by somebody else while this study was writing it"):
+        study(selector=ALL)
+    Path("elsewhere").rename("run")
     alike(read_rows(study(selector=ALL).path), read_rows(whole.path))
 
 
@@ -482,6 +595,23 @@ def test_a_loaded_model_and_classes_and_objects(study, model_folder, whole):
         study(model=loaded.model, selector="none")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda network: network.lm_head.weight.data[3].mul_(2),
+        lambda network: network.model.layers[1].mlp.up_proj.weight.data.zero_(),
+        lambda network: network.bfloat16(),
+    ],
+)
+def test_a_loaded_model_that_was_changed_is_refused(study, model_folder, change):
+    loaded = load_model(model_folder, check=False, notify=lambda sentence: None)
+    assert study(model=loaded, selector="none", limit=1).ok == 1
+    change(loaded.model)
+    for dry_run in (False, True):
+        with pytest.raises(UserError, match="weights of model 'model', or their dtype, were changed .* load it again"):
+            study(model=loaded, selector="none", limit=1, dry_run=dry_run)
+
+
 # Dry runs
 
 
@@ -533,6 +663,8 @@ def test_the_estimate_of_the_disk_is_near_the_truth(study, model_folder, tmp_pat
         ({"selector": []}, UserError, "No selector was given"),
         ({"prefix": 256}, UserError, "prefix is 256, but model has a context of 256 tokens"),
         ({"shard": "4/3"}, UserError, "shard '4/3' is not of the form 3/16"),
+        ({"out": "x" * 300}, UserError, "out 'xx.*x...' cannot be looked at .File name too long.; give another path"),
+        ({"out": "a/" * 3000}, UserError, "cannot be looked at .File name too long."),
         ({"fraction": 0.0}, UserError, "fraction '0.0' is not a number above 0"),
     ],
 )

@@ -22,10 +22,11 @@ def make_row(document: str, selector: str, kl: np.ndarray) -> dict:
     starts = list(range(0, len(kl), SPEC.chunk))
     chunks = [kl[start : start + SPEC.chunk] for start in starts]
     row = dict.fromkeys(ROW_FIELDS) | {"key": row_key(SPEC.hash(), document, selector), "mode": "remove"}
+    row |= {"document_sha": f"sha-{document}", "n_tokens": 300, "removed_fraction": 0.01, "kept_fraction": 0.99}
     row |= {"document": document, "selector": selector, "status": "ok", "removed": [5, 6], "n_removed": 2}
     row |= {"chunk_start": starts, "chunk_count": [len(c) for c in chunks], "kl": kl.tolist()}
     row |= {"kl_mean": [float(c.mean()) for c in chunks], "delta_nll": [0.0] * len(chunks)}
-    return row | {"nll_count": [len(c) for c in chunks], "top1_changed": [0.0] * len(chunks)}
+    return row | {"nll_count": [len(c) for c in chunks], "top1_changed": [0.0] * len(chunks), "seconds": 0.5}
 
 
 @pytest.fixture

@@ -34,11 +34,12 @@ def make_row(document: str, selector: str, kl: list[float]) -> dict:
     chunks = [kl[start : start + SPEC.chunk] for start in range(0, len(kl), SPEC.chunk)]
     known = [len(c) for c in chunks[:-1]] + [len(chunks[-1]) - 1]
     row = dict.fromkeys(ROW_FIELDS) | {"key": row_key(SPEC.hash(), document, selector), "mode": "remove"}
+    row |= {"document_sha": f"sha-{document}", "n_tokens": 300, "removed_fraction": 0.01, "kept_fraction": 0.99}
     row |= {"document": document, "selector": selector, "status": "ok", "removed": [5], "n_removed": 1}
     row |= {"chunk_start": list(range(0, len(kl), SPEC.chunk)), "chunk_count": [len(c) for c in chunks]}
     row |= {"kl": kl, "kl_mean": [sum(c) / len(c) for c in chunks], "nll_count": known}
     row |= {"delta_nll": [sum(c[:n]) / n / 2 if n else None for c, n in zip(chunks, known)]}
-    return row | {"top1_changed": [0.25] * len(chunks)}
+    return row | {"top1_changed": [0.25] * len(chunks), "seconds": 0.5}
 
 
 @pytest.fixture

@@ -7,7 +7,15 @@ import time
 
 import pytest
 
-from forward_influence.data.hub import hub_answers
+from forward_influence.data.errors import DataError
+from forward_influence.data.hub import check_addresses, hub_answers
+
+
+@pytest.fixture(autouse=True)
+def _no_addresses(monkeypatch):
+    for name in ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
 
 
 @pytest.fixture
@@ -27,8 +35,6 @@ def hub(monkeypatch, socket_enabled):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
     yield answer
     server.shutdown()
     server.server_close()
@@ -65,7 +71,28 @@ def test_a_proxy_that_refuses_is_no_hub(hub, monkeypatch):
     assert not hub_answers()
 
 
-@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "not a url"])
-def test_no_hub_there(socket_enabled, monkeypatch, endpoint):
-    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+def test_no_hub_there(socket_enabled, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert not hub_answers()
+
+
+@pytest.mark.parametrize("name", ["HF_ENDPOINT", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "all_proxy"])
+@pytest.mark.parametrize(
+    "value", ["http://[bad", "http://h:abc", "http://h:99999", "http://", "https:/host", "not a url", "http://:8080"]
+)
+def test_what_is_no_address_is_named_not_unreachable(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(DataError) as caught:
+        hub_answers()
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{name} is {value!r}, which is no address") and "unset it" in sentence
+    assert "\n" not in sentence
+
+
+def test_a_hub_needs_its_scheme_and_a_proxy_does_not(monkeypatch):
+    for good in ("proxy.example:3128", "http://user:word@proxy:80/", "socks5h://127.0.0.1:1080", "http://[::1]:80", ""):
+        monkeypatch.setenv("HTTPS_PROXY", good)
+        check_addresses()
+    monkeypatch.setenv("HF_ENDPOINT", "hub.example")
+    with pytest.raises(DataError, match="HF_ENDPOINT"):
+        check_addresses()

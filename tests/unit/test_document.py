@@ -13,10 +13,12 @@ from forward_influence.errors import UserError
 from forward_influence.kl import Comparison
 from forward_influence.rows import ROW_FIELDS, RunSpec, check_row, dumps_row, loads_row
 from forward_influence.selectors import Selector
+from infokv.checks import synthetic_signals
 from infokv.errors import Refused
 
 SPEC = RunSpec(model="m", dtype="float32", tokenizer="t", data="local", prefix=20, horizon=30, chunk=8)
 INF = math.inf
+SIGNALS = synthetic_signals(tokens=30)  # candidates are 4 to 13
 
 
 def comparison(kl, nll, changed):
@@ -77,7 +79,8 @@ def test_infinities_stay_and_survive_the_file():
     found = chunk_numbers(comparison([1.0, INF, 2.0], [INF, 1.0, -INF], [True] * 3), 1, 2)
     assert found["kl_mean"] == [INF, 2.0]
     assert found["delta_nll"] == [INF, -INF]
-    row = blank_row(SPEC, "d", "sha", 50, "random", "ok", None) | found | {"removed": [3], "n_removed": 1}
+    row = blank_row(SPEC, "d", "sha", 50, "random", "ok", None) | found
+    row |= {"removed": [3], "n_removed": 1, "removed_fraction": 0.05, "kept_fraction": 0.95}
     check_row(row, SPEC.hash())
     assert loads_row(dumps_row(row)) == row
 
@@ -98,12 +101,15 @@ def test_blank_rows_fit_the_schema():
 # What a selector may answer
 
 
+NAME = f"{__name__}:Answers"
+
+
 class Answers(Selector):
     def __init__(self, answer):
         self.answer = answer
 
     def select(self, signals, count, document):
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
@@ -112,16 +118,16 @@ class Answers(Selector):
     "answer",
     [
         [9, 5],
-        (5, 9, 9),
+        (5, 9),
         {9, 5},
-        torch.tensor([9, 5, 5]),
+        torch.tensor([9, 5]),
         numpy.array([5, 9]),
         [torch.tensor(5), numpy.int64(9)],
         (place for place in (9, 5)),
     ],
 )
 def test_positions_in_many_dresses(answer):
-    choice = choose(Answers(answer), None, 2, "d", 20)
+    choice = choose(Answers(answer), SIGNALS, 2, "d")
     assert choice.status == "ok"
     assert choice.positions == [5, 9]
     assert all(type(place) is int for place in choice.positions)
@@ -130,38 +136,53 @@ def test_positions_in_many_dresses(answer):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ([20], "it gave position 20, which is outside the prefix (0 to 19)"),
-        ([-1], "it gave position -1, which is outside the prefix (0 to 19)"),
-        ([2.0], "it gave 2.0 among its positions; they must be whole numbers"),
-        ([True], "it gave True among its positions"),
-        (["5"], "it gave '5' among its positions"),
-        (torch.ones(20, dtype=torch.bool), "it gave tensor(True) among its positions"),
-        (numpy.zeros(20, dtype=bool), "it gave np.False_ among its positions"),
-        (torch.ones(1, 20, dtype=torch.long), "TypeError: only"),
-        (range(20), "it removes all 20 positions of the prefix"),
-        (None, "TypeError: 'NoneType' object is not iterable"),
+        ([30], f"{NAME} gave position 30, which is outside the prefix (0 to 29)"),
+        ([-1], f"{NAME} gave position -1, which is outside the prefix (0 to 29)"),
+        ([2.0], f"{NAME} gave 2.0 among its positions; they must be whole numbers"),
+        ([True], f"{NAME} gave True among its positions"),
+        (["5"], f"{NAME} gave '5' among its positions"),
+        (torch.ones(30, dtype=torch.bool), f"{NAME} gave tensor(True) among its positions"),
+        (numpy.zeros(30, dtype=bool), f"{NAME} gave np.False_ among its positions"),
+        (torch.ones(1, 30, dtype=torch.long), f"{NAME} gave tensor([[1, 1"),
+        (torch.tensor(5), f"{NAME} gave tensor(5); select returns a flat collection of positions"),
+        (5, f"{NAME} gave 5; select returns a flat collection of positions, such as [3, 4]."),
+        (None, f"{NAME} gave None; select returns a flat collection"),
+        ([5, 9, 5], f"{NAME} gave position 5 twice"),
+        ([5, 9, 7], f"{NAME} gave 3 positions where at most 2 were asked for"),
+        ([5, 3], f"{NAME} gave position 3, which is no candidate; choose among signals.candidates (4 to 13)"),
+        ([14], f"{NAME} gave position 14, which is no candidate"),
         (KeyError("x"), "KeyError: 'x'"),
         (ZeroDivisionError(), "ZeroDivisionError"),
+        (SystemExit("bye"), "SystemExit: bye"),
         (ValueError("two\n  lines"), "ValueError: two lines"),
         (UserError("A score is NaN."), "A score is NaN."),
         (Refused("Not asked for."), "Not asked for."),
     ],
 )
 def test_answers_that_fail_alone(answer, reason):
-    choice = choose(Answers(answer), None, 2, "d", 20)
+    choice = choose(Answers(answer), SIGNALS, 2, "d")
     assert choice.status == "failed"
+    assert "\n" not in choice.reason
     assert choice.positions is None
     assert choice.reason.startswith(reason)
 
 
 def test_debug_lets_the_error_through():
     with pytest.raises(KeyError):
-        choose(Answers(KeyError("x")), None, 2, "d", 20, debug=True)
+        choose(Answers(KeyError("x")), SIGNALS, 2, "d", debug=True)
 
 
 def test_interrupts_are_not_failures():
     with pytest.raises(KeyboardInterrupt):
-        choose(InterruptedSelector(), None, 2, "d", 20)
+        choose(InterruptedSelector(), SIGNALS, 2, "d")
+
+
+def test_explicit_positions_may_be_any_but_all():
+    answer = Answers([0, 29, 5, 6])
+    answer.explicit = True
+    assert choose(answer, SIGNALS, 2, "d").positions == [0, 5, 6, 29]
+    answer.answer = range(30)
+    assert choose(answer, SIGNALS, 2, "d").reason == f"{NAME} removes all 30 positions of the prefix; one must stay."
 
 
 class InterruptedSelector(Selector):

@@ -7,7 +7,9 @@ from transformers import LlamaConfig
 
 from forward_influence.data import TokenizedDocument
 from forward_influence.estimate import estimate, matrix_rate, multiply_adds, size
+from forward_influence.memory import memory_need
 from forward_influence.rows import RunSpec
+from forward_influence.shapes import LayerShape, layer_shapes
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3"])
@@ -34,6 +36,43 @@ def test_mixtures_count_the_active_experts():
     config.num_experts_per_tok, config.moe_intermediate_size = 3, 5
     projections = 8 * 8 + 2 * 8 * 4 + 8 * 8
     assert multiply_adds(config, 0) == projections + 3 * (3 * 8 * 5) + 8 * 10
+
+
+def test_sizes_of_each_layer_are_those_of_its_matrices():
+    """Gemma 4 has other heads in full-attention layers; transformers refuses to tell a common size."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "gemma4_text", hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        global_head_dim=16, intermediate_size=24, vocab_size=89, vocab_size_per_layer_input=89,
+        hidden_size_per_layer_input=8, layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    with torch.device("meta"):
+        layers = AutoModelForCausalLM.from_config(config).model.layers
+    shapes = layer_shapes(config)
+    assert len({shape.width for shape in shapes}) == 2
+    for layer, shape in zip(layers, shapes, strict=True):
+        assert layer.self_attn.q_proj.weight.shape[0] == shape.queries * shape.width
+        assert layer.self_attn.k_proj.weight.shape[0] == shape.heads * shape.width
+        assert layer.mlp.up_proj.weight.shape[0] == shape.inner
+    key_values = sum(2 * layer.self_attn.k_proj.weight.shape[0] for layer in layers)
+    needs = [memory_need(config, prefix=100, horizon=n, chunk_size=1, element_size=2).fixed for n in (1, 7)]
+    assert needs == [100 * key_values * 2 + 2**28] * 2
+    attended = sum(2 * layer.self_attn.q_proj.weight.shape[0] for layer in layers)
+    assert multiply_adds(config, 7) - multiply_adds(config, 0) == 7 * attended
+
+
+def test_values_may_be_lists_of_one_per_layer():
+    class Config:
+        num_hidden_layers, num_attention_heads, hidden_size, vocab_size = 2, 4, 8, 10
+        num_key_value_heads, intermediate_size = [1, 2], [5, 6]
+
+        def get_text_config(self):
+            return self
+
+    assert layer_shapes(Config()) == [LayerShape(4, 1, 2, 5), LayerShape(4, 2, 2, 6)]
+    by_hand = (8 * 2 * 2 * (4 + 1) + 3 * 8 * 5) + (8 * 2 * 2 * (4 + 2) + 3 * 8 * 6) + 8 * 10
+    assert multiply_adds(Config(), 0) == by_hand
 
 
 class Source:

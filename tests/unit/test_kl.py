@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forward_influence import kl
 from forward_influence.errors import UserError
 from forward_influence.kl import compare_logits, kl_divergence
 
@@ -132,6 +133,59 @@ def test_delta_nll_of_a_ruled_out_target_is_infinite_not_nan():
     assert got.kl[0, 0].item() == INF
     _, losses = exact(reference[1], logits[0, 1])
     assert got.delta_nll[0, 1].item() == pytest.approx(float(losses[1]), rel=1e-12)
+
+
+def test_delta_nll_is_nan_only_where_the_target_is_unknown():
+    """A target that both rule out is as likely as before; one that only one rules out is infinitely less or more."""
+    rows = torch.tensor([[0.0, 1.0], [-INF, 1.0]])  # of the target 0, possible and ruled out
+    for before, possible in enumerate((True, False)):
+        got = compare_logits(rows[[before]], rows[:, None], torch.tensor([0])).delta_nll[:, 0].tolist()
+        assert got == ([0.0, INF] if possible else [-INF, 0.0])
+    far = torch.tensor([[-INF, 0.0, -900.0]]), torch.tensor([[[-INF, 800.0, 900.0]]])  # beyond exp's range
+    assert compare_logits(*far, torch.tensor([0])).delta_nll.item() == 0
+    for unknown in (-1, 2, 100):  # 2 and 100 are no tokens of these logits
+        assert compare_logits(rows[:1], rows[:1, None], torch.tensor([unknown])).delta_nll.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "sentence"),
+    [
+        ([1.0], torch.zeros(1), r"reference_logits is \[1.0\]; it must be a float tensor"),
+        (torch.zeros(3), None, "logits is None; it must be a float tensor"),
+        (torch.zeros(3), torch.zeros(3, dtype=torch.long), r"logits is tensor.*float tensor \[..., vocabulary\]"),
+        (torch.tensor(1.0), torch.tensor(1.0), "it must be a float tensor"),
+        (torch.zeros(2, 0), torch.zeros(2, 0), "it must be a float tensor"),
+        (torch.zeros(4, 1), torch.zeros(4, 9), r"shapes \[4, 1\] and \[4, 9\]; their vocabularies must be equal"),
+        (torch.zeros(4, 9), torch.zeros(3, 9), "and the other sizes equal or 1"),
+    ],
+)
+def test_what_are_no_logits_of_one_vocabulary(reference, other, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        kl_divergence(reference, other)
+    assert "\n" not in str(caught.value)
+
+
+def test_blocks_change_no_number(monkeypatch):
+    """A GPU takes larger blocks than a CPU; here a block is one token, a few, or all of them."""
+    generator = torch.Generator().manual_seed(4)
+    reference = torch.randn(9, 300, generator=generator) * 4
+    logits = reference + torch.randn(4, 9, 300, generator=generator)
+    targets = torch.randint(0, 300, (9,), generator=generator)
+    seen = []
+    for block in (1, 900, 1 << 22):
+        monkeypatch.setattr(kl, "_BLOCK", block)
+        seen.append((compare_logits(reference, logits, targets), kl_divergence(reference, logits)))
+    for one, alone in seen:
+        torch.testing.assert_close(one.kl, seen[0][0].kl, rtol=1e-12, atol=0)
+        torch.testing.assert_close(one.delta_nll, seen[0][0].delta_nll, rtol=0, atol=1e-12)
+        assert torch.equal(one.top1_changed, seen[0][0].top1_changed)
+        torch.testing.assert_close(alone, one.kl, rtol=1e-12, atol=0)
+
+
+def test_blocks_are_larger_where_a_launch_costs_more_than_its_work():
+    here, there = torch.empty(1, 49_152), torch.empty(1, 49_152, device="meta")  # anything but a CPU
+    assert 1 <= kl._tokens_per_block(here) * 10 <= kl._tokens_per_block(there)
+    assert kl._tokens_per_block(torch.empty(1, 1 << 19)) == 1
 
 
 @settings(max_examples=60, deadline=None)

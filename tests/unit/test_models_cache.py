@@ -47,6 +47,19 @@ def test_root(monkeypatch, tmp_path):
     assert cache.cache_root() == tmp_path / "own"
 
 
+@pytest.mark.parametrize("own", ["", "~/cache", "~nobody-of-this-name/cache"])
+def test_without_a_home_the_way_out_is_named(monkeypatch, own):
+    def unknown(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("FORWARD_INFLUENCE_CACHE", own)
+    monkeypatch.setattr(cache.Path, "expanduser", unknown)
+    monkeypatch.setattr(cache.Path, "home", classmethod(unknown))
+    with pytest.raises(UserError, match=f"{own or '~/.cache'}.*HOME.*in FORWARD_INFLUENCE_CACHE"):
+        cache.cache_root()
+
+
 def test_built_once(tmp_path):
     calls = []
 
@@ -110,6 +123,19 @@ def test_hash_follows_the_file(monkeypatch, tmp_path):
         assert cache.file_sha256(file) == expected
         assert cache.file_sha256(file) == expected
     assert len([path for path in (tmp_path / "cache" / "hashes").iterdir() if path.is_dir()]) == 2
+
+
+def test_a_change_that_keeps_size_and_time_is_seen(monkeypatch, tmp_path):
+    monkeypatch.setenv("FORWARD_INFLUENCE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "REMEMBER_HASH_FROM", 1)
+    file = tmp_path / "weights"
+    file.write_bytes(b"abc")
+    os.utime(file, ns=(0, 0))
+    first = cache.file_sha256(file)
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    file.write_bytes(b"abd")
+    os.utime(file, ns=(0, 0))
+    assert cache.file_sha256(file) != first
 
 
 def test_remembered_hash_is_not_computed_again(monkeypatch, tmp_path):

@@ -91,6 +91,20 @@ def test_bad_requests():
         plan_context(tiny(), "yarn")
 
 
+@pytest.mark.parametrize("length", [1000.0, "1000", True])
+def test_a_length_is_a_whole_number(length):
+    with pytest.raises(UserError, match="target_length is .*whole number"):
+        plan_context(tiny(), "yarn", length)
+
+
+def test_a_length_of_numpy_is_a_number():
+    import numpy as np
+
+    plan = plan_context(tiny(), "yarn", np.int64(1000))
+    assert type(plan.limit) is type(plan.config.max_position_embeddings) is int
+    assert plan.method == "yarn:256->1000"
+
+
 def test_context_limit_of_other_spellings():
     from transformers import GPT2Config
 

@@ -62,9 +62,13 @@ def test_a_hub_that_accepts_and_stays_silent_costs_only_the_timeout(socket_enabl
 
 
 @pytest.mark.parametrize(("name", "value"), [("HTTPS_PROXY", "http://h:abc"), ("HF_ENDPOINT", "http://[bad")])
-def test_malformed_addresses_are_unreachable_not_a_crash(socket_enabled, monkeypatch, name, value):
+def test_malformed_addresses_are_named(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    assert not hub.hub_reachable(timeout=1)
+    with pytest.raises(UserError) as caught:
+        hub.hub_reachable(timeout=1)
+    assert name in str(caught.value) and repr(value) in str(caught.value)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert not hub.hub_reachable(timeout=1), "nobody asks for an address then"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,25 @@ def test_dtype_aliases(name, expected):
     assert torch_dtype(expected) is getattr(torch, expected)
 
 
+@pytest.mark.usefixtures("two_gpus")
+def test_what_torch_and_numpy_give_is_taken():
+    import numpy as np
+
+    for device, expected in (
+        (torch.device("cpu"), "cpu"), (torch.device("cuda"), "cuda:0"), (torch.device("cuda", 1), "cuda:1"),
+        (1, "cuda:1"), (np.int64(1), "cuda:1"),
+    ):  # fmt: skip
+        assert resolve_device(device) == expected
+    for kind in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        assert torch_dtype(resolve_dtype(kind)) is kind
+    assert resolve_dtype("torch.bfloat16") == "bfloat16"
+    with pytest.raises(UserError, match="dtype 'int8' is unknown"):
+        resolve_dtype(torch.int8)
+    for device in (2, True, torch.device("meta"), ["cpu"], None):
+        with pytest.raises(UserError, match="cannot be used"):
+            resolve_device(device)
+
+
 def test_dtype_auto(monkeypatch, two_gpus):
     assert resolve_dtype("auto", "cpu") == "float32"
     for native, expected in ((True, "bfloat16"), (False, "float16")):

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from forward_influence.data import TokenizedDocument
 from forward_influence.errors import UserError
-from forward_influence.plan import choose_documents, default_out, document_seed, effective_horizon, least_length
+from forward_influence.plan import (
+    choose_documents,
+    default_out,
+    describe_twins,
+    document_seed,
+    effective_horizon,
+    least_length,
+)
 from forward_influence.request import check_candidates, check_numbers, check_positions, check_writable, parse_shard
 from forward_influence.rows import RunSpec
 from forward_influence.selectors import make_selectors
@@ -100,6 +107,11 @@ def test_folders_that_cannot_be_made(tmp_path):
         check_writable(file / "below")
 
 
+def test_folders_that_no_system_has():
+    with pytest.raises(UserError, match="holds a character that no path has; give another --out"):
+        check_writable(Path("a\0b"))
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_folders_that_cannot_be_written(tmp_path):
     tmp_path.chmod(0o500)
@@ -115,6 +127,7 @@ def test_default_folder_says_model_hash_and_shard():
     assert default_out("smollm2-135m", SPEC) == Path("runs", f"smollm2-135m-{short}")
     assert default_out("a/b c", SPEC, (3, 16)) == Path("runs", f"a-b-c-{short}-shard-3-of-16")
     assert default_out("///", SPEC) == Path("runs", f"model-{short}")
+    assert default_out("m" * 255, SPEC, (100, 100)).name == f"{'m' * 50}-{short}-shard-100-of-100"
 
 
 @given(st.integers(0, 2**63), st.text())
@@ -126,6 +139,7 @@ def test_document_seed_is_a_hash_of_seed_and_id(seed, name):
 def test_document_seeds_differ():
     seeds = {document_seed(seed, name) for seed in range(20) for name in ("a", "b", "1", "11")}
     assert len(seeds) == 80
+    assert document_seed(0, "\udcff") != document_seed(0, "\udcfe")  # from file names that are not UTF-8
 
 
 @pytest.mark.parametrize(
@@ -152,29 +166,53 @@ def test_horizon_is_cut_to_the_context_with_a_notice():
 class Lengths:
     """A corpus of documents with these many tokens, and a count of those that were asked for."""
 
-    def __init__(self, *lengths):
-        self.lengths, self.read = lengths, 0
+    def __init__(self, *lengths, texts=None):
+        self.lengths, self.read, self.texts = lengths, 0, texts or range(len(lengths))
 
     def tokenized(self, encode, length):
         self.length = length
         for index, tokens in enumerate(self.lengths):
             self.read += 1
-            yield TokenizedDocument(f"d{index}", tuple(range(tokens)))
+            yield tokenized(index, tokens, self.texts[index])
+
+
+def tokenized(index, tokens, text):
+    return TokenizedDocument(f"d{index}", tuple(range(1000 * text, 1000 * text + tokens)))
 
 
 def test_the_first_long_enough_documents_are_taken_and_the_short_ones_met_are_told():
     corpus = Lengths(100, 27, 28, 50, 49)
-    found, short = choose_documents(corpus, Words(), SPEC, 2, print)
+    found, short, twins = choose_documents(corpus, Words(), SPEC, 2, print)
     assert [one.id for one in found] == ["d0", "d2"]
-    assert short == [("d1", 27, TokenizedDocument("d1", tuple(range(27))).sha)]
+    assert short == [("d1", 27, tokenized(1, 27, 1).sha)]
+    assert twins == []
     assert corpus.read == 3  # no more than needed
     assert corpus.length == 50
 
 
 def test_a_full_horizon_asks_for_more():
-    found, short = choose_documents(Lengths(100, 28, 50, 49), Words(), spec(full_horizon=True), 9, print)
+    found, short, _ = choose_documents(Lengths(100, 28, 50, 49), Words(), spec(full_horizon=True), 9, print)
     assert [one.id for one in found] == ["d0", "d2"]
     assert [name for name, _, _ in short] == ["d1", "d3"]
+
+
+def test_a_text_under_several_ids_is_taken_once():
+    """What lies beyond the horizon (50 tokens) is not measured and makes no other text."""
+    corpus = Lengths(100, 50, 60, 49, 70, 20, 20, texts=[0, 1, 0, 0, 1, 2, 2])
+    found, short, twins = choose_documents(corpus, Words(), SPEC, 9, print)
+    assert [one.id for one in found] == ["d0", "d1", "d3"]
+    assert twins == [("d2", "d0"), ("d4", "d1")]
+    assert [name for name, _, _ in short] == ["d5", "d6"]
+    sentence = "Left out, because another document has the same text: 'd2' ('d0' is kept), 'd4' ('d1' is kept)"
+    assert describe_twins(twins) == f"{sentence}."
+    assert describe_twins([*twins, ("d8", "d0"), ("d9", "d0")]).endswith("'d8' ('d0' is kept) and 1 more.")
+
+
+def test_a_limit_counts_texts_not_ids():
+    corpus = Lengths(60, 60, 60, 60, texts=[0, 0, 1, 2])
+    found, _, _ = choose_documents(corpus, Words(), SPEC, 2, print)
+    assert [one.id for one in found] == ["d0", "d2"]
+    assert corpus.read == 3
 
 
 @pytest.mark.parametrize(("full", "least", "hint"), [(False, 28, "prefix, or"), (True, 50, "prefix or horizon, or")])

@@ -116,3 +116,51 @@ def test_a_terminal_has_a_bar_that_notices_do_not_tear():
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+class Unwritable(io.StringIO):
+    """A stream whose reader has left, whose disk is full, or that is closed."""
+
+    def __init__(self, error: Exception, terminal: bool):
+        super().__init__()
+        self.error, self.terminal, self.attempts = error, terminal, 0
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        self.attempts += 1
+        raise self.error
+
+    def flush(self):
+        raise self.error
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left"), ValueError("I/O on closed file")]
+)
+def test_what_cannot_be_shown_ends_nothing(clock, error, terminal):
+    stream = Unwritable(error, terminal)
+    shown = Progress(100, stream=stream)
+    for _ in range(3):
+        clock(60)
+        shown.label("document 1 of 2")
+        shown.advance(10)
+        shown.say("A notice.")
+    shown.reach(50)
+    shown.close()
+    assert stream.attempts
+
+
+def test_a_closed_stream_and_none_at_all_end_nothing(clock, monkeypatch, capsys):
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(progress.sys, "stderr", None)  # as Python has it where descriptor 2 is closed
+    for stream in (closed, None):
+        shown = Progress(100, stream=stream)
+        clock(60)
+        shown.advance(10)
+        shown.say("A notice.")
+        shown.close()
+    assert capsys.readouterr().out == ""  # and nothing goes among the results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -132,6 +133,73 @@ def test_conversion_keeps_bool_and_int_apart():
     with pytest.raises(Refused):
         convert(1, bool, "x")
     assert parse_parameters("a=1,b=x=y", "n") == {"a": "1", "b": "x=y"}
+
+
+def test_numbers_of_numpy_are_numbers():
+    import numpy as np
+
+    for given, hint, expected in (
+        (np.int64(3), int, 3), (np.uint8(3), int, 3), (np.int32(3), float, 3.0), (np.float32(0.5), float, 0.5),
+        (np.int64(3), int | None, 3),
+    ):  # fmt: skip
+        got = convert(given, hint, "x")
+        assert got == expected and type(got) is type(expected)
+    for given, hint in ((np.float64(3), int), (np.bool_(True), int), (np.int64(1), bool), (np.bool_(True), float)):
+        with pytest.raises(Refused):
+            convert(given, hint, "x")
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """``module(text)`` writes a module ``theirs`` that can be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text):
+        monkeypatch.delitem(sys.modules, "theirs", raising=False)
+        (tmp_path / "theirs.py").write_text(text)
+        return tmp_path / "theirs.py"
+
+    yield write
+    sys.modules.pop("theirs", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import sys\nsys.exit(0)", "SystemExit: 0"),
+        ("raise SystemExit", "SystemExit"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def broken(:", "SyntaxError: "),
+        ("raise KeyError('x')", "KeyError: 'x'"),
+        ("from nowhere_at_all import x", "No module named 'nowhere_at_all'"),
+    ],
+)
+def test_whatever_happens_on_import_is_one_sentence(registry, module, text, reason):
+    module(text)
+    with pytest.raises(Refused) as caught:
+        registry.create("theirs:Mine")
+    sentence = str(caught.value)
+    assert sentence.startswith(f"'theirs:Mine' cannot be imported ({reason}")
+    assert "\n" not in sentence and "current folder" in sentence
+
+
+def test_leaving_in_a_constructor_is_one_sentence(registry, module):
+    module(
+        "from dataclasses import dataclass\n@dataclass\nclass Mine:\n    a: int = 0\n"
+        "    def __post_init__(self):\n        raise SystemExit(3)\n"
+        "    @classmethod\n    def load(cls, path):\n        raise SystemExit(4)\n"
+    )
+    for text, reason in (("theirs:Mine", 3), ("theirs:Mine:a=1", 3), ("theirs:Mine:x.json", 4)):
+        with pytest.raises(Refused, match=f"^theirs:Mine cannot be made from .*SystemExit: {reason}"):
+            registry.create(text)
+
+
+def test_the_file_that_was_taken_is_named(registry, module):
+    file = module("class Other: pass")
+    with pytest.raises(Refused) as caught:
+        registry.create("theirs:Mine")
+    assert "has no attribute 'Mine'" in str(caught.value)
+    assert f"Python took theirs from {file}" in str(caught.value)
 
 
 def test_entry_points_of_other_packages_are_found(monkeypatch):

@@ -27,7 +27,8 @@ SPEC = RunSpec(model="m", dtype="float32", tokenizer="t", data="local")
 
 def good_row() -> dict:
     row = dict.fromkeys(ROW_FIELDS)
-    row |= {"document": "d", "selector": "s", "status": "ok", "mode": "remove", "removed": [4, 7]}
+    row |= {"document": "d", "selector": "s", "status": "ok", "mode": "remove", "removed": [4, 7], "n_removed": 2}
+    row |= {"document_sha": "0f", "n_tokens": 9, "removed_fraction": 0.5, "kept_fraction": 0.5, "seconds": 1.5}
     row |= {
         "chunk_start": [0, 2],
         "chunk_count": [2, 1],
@@ -99,11 +100,35 @@ def test_a_good_row_passes_and_each_fault_is_named():
         ({"chunk_start": [], "chunk_count": []}, "one length"),
         ({"kl_mean": [0.5]}, "one length"),
         ({"kl": [0.4]}, "kl has 1"),
-        ({"kl": None}, "lists"),
+        ({"kl": None}, "kl is null"),
+        ({"kl_mean": [0.5, -0.1]}, 'kl_mean holds -0.1, which is not a number of at least 0 or "inf"'),
+        ({"kl_mean": [0.5, -math.inf]}, "kl_mean holds -inf"),
+        ({"kl_mean": [0.5, None]}, "kl_mean holds None"),
+        ({"kl_mean": [0.5, "0.5"]}, "kl_mean holds '0.5'"),
+        ({"kl_mean": [0.5, True]}, "kl_mean holds True"),
+        ({"kl_mean": 0.5}, "kl_mean is 0.5, not one of the lists"),
+        ({"kl": [0.4, 0.6, -1e-9]}, "kl holds -1e-09"),
+        ({"chunk_count": [2, 1.0]}, "chunk_count holds 1.0, which is not a whole number of at least 1"),
+        ({"chunk_count": [2, 0]}, "chunk_count holds 0"),
+        ({"chunk_start": [0, -2]}, "chunk_start holds -2"),
+        ({"nll_count": [2, 0.5]}, "nll_count holds 0.5"),
+        ({"nll_count": [2, 1]}, "delta_nll is null in other chunks"),
+        ({"delta_nll": [0.1, 0.1]}, "delta_nll is null in other chunks"),
+        ({"delta_nll": [0.1, "x"]}, "delta_nll holds 'x', which is not a number, an infinity or null"),
+        ({"top1_changed": [0.5, 1.5]}, "top1_changed holds 1.5, which is not a number from 0 to 1"),
+        ({"removed": [4, 7.0]}, "removed holds 7.0"),
+        ({"removed": [4]}, "removed has 1 positions, and n_removed is 2"),
+        ({"n_removed": None}, "n_removed is null"),
+        ({"kept_fraction": 1.5}, "kept_fraction is 1.5, not a number from 0 to 1"),
+        ({"seconds": -1}, "seconds is -1, not a number of at least 0"),
+        ({"n_tokens": 9.5}, "n_tokens is 9.5, not a whole number"),
+        ({"document": ["d"]}, r"document is \['d'\], not a text"),
+        ({"reason": 3}, "reason is 3, not a text"),
     ]
     for change, message in faults:
         with pytest.raises(ValueError, match=message):
             check_row(good_row() | change, SPEC.hash())
+    check_row(good_row() | {"delta_nll": [-math.inf, None], "kl_mean": [0, math.inf]}, SPEC.hash())
     with pytest.raises(ValueError, match="extra"):
         check_row(good_row() | {"extra": 1}, SPEC.hash())
     with pytest.raises(ValueError, match="seconds"):

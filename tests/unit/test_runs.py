@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from forward_influence import run_files
+from forward_influence.contents import Inputs
 from forward_influence.errors import UserError
 from forward_influence.rows import ROW_FIELDS, RunSpec, dumps_row, row_key
-from forward_influence.runs import RunFolder, find_runs, newest_run, read_run
+from forward_influence.runs import CannotWrite, RunFolder, find_runs, newest_run, read_run
 
 SPEC = RunSpec(model="m", dtype="float32", tokenizer="t", data="local", prefix=100, horizon=4, chunk=2)
 
@@ -24,14 +25,15 @@ SPEC = RunSpec(model="m", dtype="float32", tokenizer="t", data="local", prefix=1
 def make_row(document: str, selector: str = "entropy", status: str = "ok", **change) -> dict:
     row = dict.fromkeys(ROW_FIELDS) | {"key": row_key(SPEC.hash(), document, selector), "mode": "remove"}
     row |= {"document": document, "document_sha": f"sha-{document}", "selector": selector, "status": status}
+    row |= {"removed_fraction": 0.01, "kept_fraction": 0.99}
     row |= {"removed": [5], "n_removed": 1, "n_tokens": 104, "kl": [0.1, 0.3, 0.5, math.inf]}
     row |= {"chunk_start": [0, 2], "chunk_count": [2, 2], "kl_mean": [0.2, math.inf], "seconds": 0.5}
     row |= {"delta_nll": [0.0, 0.1], "nll_count": [2, 1], "top1_changed": [0.0, 0.5]}
     return row | change
 
 
-def open_folder(path, spec=SPEC, provenance=None, **options) -> RunFolder:
-    return RunFolder.open(path, spec, provenance or {"command": "measure"}, **options)
+def open_folder(path, spec=SPEC, provenance=None, inputs=Inputs(), **options) -> RunFolder:
+    return RunFolder.open(path, spec, provenance or {"command": "measure"}, inputs, **options)
 
 
 def names(rows) -> list[str]:
@@ -46,7 +48,7 @@ def test_rows_come_back_as_written(tmp_path):
         folder.append([make_row("a"), make_row("a", "random")])
         folder.append(row for row in [make_row("b", status="skipped", reason="short")])
         assert folder.done() == {row["key"] for row in folder.rows()}
-        assert folder.rows() == [
+        assert list(folder.rows()) == [
             make_row("a"),
             make_row("a", "random"),
             make_row("b", status="skipped", reason="short"),
@@ -77,6 +79,111 @@ def test_another_spec_is_refused_by_name_and_value(tmp_path):
     open_folder(tmp_path).close()  # the refusal released the lock
 
 
+def measured_folder(path):
+    """A folder with rows of two selectors in two documents, a third document that failed, and a fourth too short."""
+    inputs = Inputs(texts={name: f"sha-{name}" for name in "abcd"}, code={"own:Mine": "one"})
+    with open_folder(path, inputs=inputs) as folder:
+        folder.append([make_row(name, selector) for name in "ab" for selector in ("entropy", "own:Mine")])
+        folder.append([make_row("c", status="failed", reason="x"), make_row("d", status="skipped", reason="short")])
+    return {name: (path / name).read_bytes() for name in ("run.json", "rows.jsonl")}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (Inputs(texts={"b": "edited"}), "Document 'b' has other tokens than in earlier rows .*--out, or --fresh"),
+        (Inputs(texts={"d": "longer"}), "Document 'd' has other tokens"),
+        (Inputs(texts={"twin": "sha-a"}), "Document 'twin' has the text that .* holds as document 'a' .*--fresh"),
+        (Inputs(code={"own:Mine": "two"}), "The code of selector 'own:Mine' .* new name, or another --out, or --fresh"),
+    ],
+)
+def test_something_else_under_an_old_name_is_refused(tmp_path, inputs, message):
+    before = measured_folder(tmp_path)
+    with pytest.raises(UserError, match=message):
+        open_folder(tmp_path, inputs=inputs)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    with open_folder(tmp_path, inputs=inputs, fresh=True) as folder:
+        assert list(folder.rows()) == []
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        Inputs(),
+        Inputs(texts={"a": "sha-a", "b": "sha-b", "new": "sha-new"}, code={"own:Mine": "one"}),
+        Inputs(texts={"c": "edited"}),  # it failed and is measured again
+        Inputs(texts={"new": "sha-d"}),  # of d there are no numbers
+        Inputs(code={"own:Other": "two"}),
+    ],
+)
+def test_what_is_the_same_or_new_goes_on(tmp_path, inputs):
+    measured_folder(tmp_path)
+    with open_folder(tmp_path, inputs=inputs) as folder:
+        assert len(folder.done()) == 5
+    assert read_run(tmp_path).code == {"own:Mine": "one"} | inputs.code
+
+
+def test_code_that_has_only_failed_may_be_corrected(tmp_path):
+    with open_folder(tmp_path, inputs=Inputs(code={"own:Mine": "one"})) as folder:
+        folder.append([make_row("a", "own:Mine", status="failed", reason="a mistake")])
+    with open_folder(tmp_path, inputs=Inputs(code={"own:Mine": "two"})) as folder:
+        folder.append([make_row("a", "own:Mine")])
+    assert read_run(tmp_path).code == {"own:Mine": "two"}
+    with pytest.raises(UserError, match="The code of selector"):
+        open_folder(tmp_path, inputs=Inputs(code={"own:Mine": "one"}))
+
+
+def test_runs_from_before_code_was_stored_are_read(tmp_path):
+    measured_folder(tmp_path)
+    header = json.loads((tmp_path / "run.json").read_text())
+    del header["code"]
+    (tmp_path / "run.json").write_text(json.dumps(header))
+    assert read_run(tmp_path).code == {}
+    open_folder(tmp_path, inputs=Inputs(code={"own:Mine": "two"})).close()
+
+
+def replaced(path):
+    (path / "new").write_bytes((path / "rows.jsonl").read_bytes())
+    os.replace(path / "new", path / "rows.jsonl")
+
+
+def lengthened(path):
+    with open(path / "rows.jsonl", "a") as file:
+        file.write(dumps_row(make_row("z")) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("harm", "word"),
+    [
+        (replaced, "changed"),
+        (lengthened, "changed"),
+        (lambda path: (path / "rows.jsonl").write_text(""), "changed"),
+        (lambda path: (path / "rows.jsonl").unlink(), "removed"),
+        (lambda path: path.rename(path.with_name("moved")), "removed"),
+    ],
+)
+def test_rows_that_somebody_touches_meanwhile_end_the_study(tmp_path, harm, word):
+    path = tmp_path / "run"
+    with open_folder(path) as folder:
+        folder.append([make_row("a")])
+        harm(path)
+        for use in (lambda: folder.append([make_row("b")]), folder.rows):
+            with pytest.raises(UserError, match=rf"rows\.jsonl' was {word} by somebody else .*run the same command"):
+                use()
+
+
+def test_paths_that_are_not_utf8_survive(tmp_path):
+    odd = os.fsdecode(b"m\xff\xe9")
+    with open_folder(tmp_path, provenance={"path": odd, "name": "Zo\u00eb"}) as folder:
+        folder.append([make_row(odd)])
+        folder.note({"more": [odd]})
+    run = read_run(tmp_path)
+    assert run.provenance == {"path": odd, "name": "Zo\u00eb", "more": [odd]}
+    assert names(run.rows) == [odd]
+    assert "Zo\u00eb" in (tmp_path / "run.json").read_text(encoding="utf-8")
+    open_folder(tmp_path, inputs=Inputs(texts={odd: f"sha-{odd}"})).close()
+
+
 def test_fresh_moves_aside_and_deletes_nothing(tmp_path):
     with open_folder(tmp_path) as folder:
         folder.append([make_row("a")])
@@ -84,7 +191,7 @@ def test_fresh_moves_aside_and_deletes_nothing(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     for number, spec in enumerate([replace(SPEC, seed=1), replace(SPEC, seed=2)], start=1):
         with open_folder(tmp_path, spec, fresh=True) as folder:
-            assert folder.rows() == []
+            assert list(folder.rows()) == []
         assert (tmp_path / f"old-{number}" / "run.json").exists()
     assert names(read_run(tmp_path / "old-1").rows) == ["a"]
     assert (tmp_path / "old-1" / "figure2.png").exists()
@@ -112,7 +219,10 @@ def test_a_torn_last_line_is_cut_off_and_nothing_is_glued(tmp_path, torn):
     assert names(read_run(tmp_path).rows) == ["a", "b"]
 
 
-@pytest.mark.parametrize("bad", [b"not json\n", b'{"kl": [NaN]}\n', b"\n", b"\xff\n"])
+ODD = [b"[" * 200_000 + b"\n", b'{"kl":' + b"[" * 200_000 + b"]" * 200_000 + b"}\n", b"9" * 5000 + b"\n", b"null\n"]
+
+
+@pytest.mark.parametrize("bad", [b"not json\n", b'{"kl": [NaN]}\n', b"\n", b"\xff\n", *ODD])
 def test_a_corrupt_line_in_the_middle_is_named(tmp_path, bad):
     with open_folder(tmp_path) as folder:
         folder.append([make_row("a"), make_row("b")])
@@ -134,7 +244,28 @@ def test_a_row_of_another_run_is_named(tmp_path):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"hash": 1, "spec": {}, "provenance": {}, "resumed": []}'])
+WRONG = [
+    *({name: value} for name in ROW_FIELDS if name != "reason" for value in ({}, {"a": 1}, [[]], [{}], [None], True)),
+    *({name: None} for name in ROW_FIELDS if name != "reason"),
+    *({name: 5} for name in ("key", "document", "document_sha", "selector", "mode", "status", "removed", "kl_mean")),
+    *({name: "5"} for name in ("n_tokens", "n_removed", "seconds", "kept_fraction", "removed_fraction")),
+]
+
+
+@pytest.mark.parametrize("change", WRONG, ids=str)
+def test_a_line_edited_by_hand_is_named(tmp_path, change):
+    with open_folder(tmp_path) as folder:
+        folder.append([make_row("a"), make_row("b")])
+    first, second = (tmp_path / "rows.jsonl").read_text().splitlines()
+    (tmp_path / "rows.jsonl").write_text(first + "\n" + json.dumps(json.loads(second) | change) + "\n" + first + "\n")
+    for read in (read_run, open_folder):
+        with pytest.raises(UserError, match=r"rows\.jsonl', line 2, is no row of this run"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", "[" * 200_000, '{"hash": 1, "spec": {}, "provenance": {}, "resumed": []}']
+)
 def test_a_corrupt_header_is_named(tmp_path, text):
     open_folder(tmp_path).close()
     (tmp_path / "run.json").write_text(text)
@@ -221,11 +352,25 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
-            with pytest.raises(UserError, match="No space left"):
+            with pytest.raises(CannotWrite, match=r"rows.jsonl' could not be written \(No space left.*make room"):
                 folder.append([make_row("b")])
+            with pytest.raises(CannotWrite, match=r"run.json' could not be written \(No space left.*make room"):
+                folder.note({"late": 1})
         assert (tmp_path / "rows.jsonl").read_bytes() == good
         folder.append([make_row("b")])
     assert names(read_run(tmp_path).rows) == ["a", "b"]
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path, monkeypatch):
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(UserError, match=r"cannot be written \(No space left on device\); give another --out"):
+            open_folder(tmp_path)
+    with open_folder(tmp_path) as folder:
+        folder.append([make_row("a")])
 
 
 def test_one_folder_has_one_writer_and_any_readers(tmp_path):

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -86,10 +87,10 @@ class Half:
     needs = ()
 
     def score(self, signals):
-        scores = torch.zeros(2, 3, signals.tokens)
-        scores[:, :, 10] = torch.tensor([[9.0, 0, 0], [0, 0, 0]])  # mean 1.5
+        scores = torch.zeros(3, 2, signals.tokens)
+        scores[:, :, 10] = torch.tensor([[9.0, 0], [0, 0], [0, 0]])  # mean 1.5
         scores[:, :, 20] = 2.0
-        scores[0, :, 30] = 3.0  # mean 1.5, later than 10
+        scores[:, 0, 30] = 3.0  # mean 1.5, later than 10
         scores[:, :, 0] = 99.0  # no candidate
         return scores
 
@@ -127,11 +128,16 @@ def test_entropy_and_its_opposite():
     assert make_selector("low-entropy").select(signals, 5, "d") == sorted(ascending[:5])
     assert make_selector("entropy-next").needs == ("entropy(align=next)",)
     assert make_selector("entropy:k=none").needs == ("entropy(k=full)",)
-    with pytest.raises(Refused, match="k is 0; it must be at least 1, or none"):
+    with pytest.raises(Refused, match="k is 0; it must be a whole number of at least 1, or none"):
         make_selector("entropy:k=0")
+    for k in (True, 2.5, "4", -1):
+        with pytest.raises(Refused, match=f"k is {k}; it must be a whole number"):
+            Entropy(k)
+    assert Entropy(numpy.int64(64)) == Entropy(64)
+    assert selector_name(Entropy(torch.tensor(64))) == "entropy:k=64"
 
 
-@pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 95), (1, 1, 1, 96)])
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 95), (1, 1, 1, 96), (2, 1, 96), (1, 4, 96), (0, 1, 96), ()])
 def test_scores_of_another_shape(shape):
     @dataclass(frozen=True)
     class Odd:
@@ -141,9 +147,83 @@ def test_scores_of_another_shape(shape):
             return torch.zeros(shape)
 
     with pytest.raises(
-        UserError, match=r"returned scores of shape .*; they must be \[layers or 1, KV heads or 1, 96\]"
+        UserError,
+        match=r"Odd returned scores of shape .*; they must be a tensor \[3 layers or 1, 2 KV heads or 1, 96 tokens\]",
     ):
         make_selector(Odd()).select(synthetic_signals(), 1, "d")
+
+
+@pytest.mark.parametrize("answer", [None, 3, [1.0] * 96, numpy.zeros((1, 1, 96))])
+def test_scores_that_are_no_tensor(answer):
+    class Odd:
+        needs = ()
+
+        def score(self, signals):
+            return answer
+
+    with pytest.raises(UserError, match="Odd returned .*; they must be a tensor") as caught:
+        make_selector(Odd()).select(synthetic_signals(), 1, "d")
+    assert "\n" not in str(caught.value)
+
+
+# What a selector is given
+
+
+EDITS = {
+    "torch": lambda one: one.zero_(),
+    "numpy": lambda one: one.numpy().fill(0),
+    "slice": lambda one: one[..., -1:].neg_(),
+    "resize": lambda one: one.unsqueeze_(0),
+    "data": lambda one: one.data.mul_(2),
+}
+
+
+class Edits(Selector):
+    """Changes what it is given in one of many ways."""
+
+    needs = ("entropy", "keys", "window_attention")
+
+    def __init__(self, where, edit):
+        self.where, self.edit = where, edit
+
+    def select(self, signals, count, document):
+        value = signals.input_ids if self.where == "input_ids" else signals[self.where]
+        self.edit(value[-1] if isinstance(value, list) else value)
+        return [5]
+
+
+@pytest.mark.parametrize("where", ["entropy", "keys", "window_attention", "input_ids"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_signals_that_are_edited_in_place_fail_that_selector_and_reach_nobody_else(where, edit):
+    signals, twin = synthetic_signals(Edits.needs), synthetic_signals(Edits.needs)
+    choice = choose(Edits(where, EDITS[edit]), signals, 3, "d")
+    assert choice.status == "failed"
+    assert f"Edits changed the signal '{where}' in place; let it work on signals['{where}'].clone()" in choice.reason
+    assert torch.equal(signals.input_ids, twin.input_ids)
+    for name, value in twin.values_by_name.items():
+        pairs = zip(signals[name], value) if isinstance(value, list) else [(signals[name], value)]
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_clones_may_be_edited_and_nan_is_no_edit():
+    signals = synthetic_signals(Edits.needs)
+    signals.entropy[3] = math.nan
+    choice = choose(Edits("entropy", lambda one: one.clone().zero_()), signals, 3, "d")
+    assert (choice.status, choice.positions) == ("ok", [5])
+
+
+def test_a_selector_sees_only_what_it_needs():
+    """Else its answer would depend on which other selectors are in the study."""
+
+    class Curious(Selector):
+        needs = ("entropy",)
+
+        def select(self, signals, count, document):
+            return signals.self_information.argsort()[:count]
+
+    choice = choose(Curious(), synthetic_signals(("entropy", "self_information")), 3, "d")
+    assert choice.status == "failed"
+    assert "'self_information' was not asked for; add it to the" in choice.reason
 
 
 # Names
@@ -222,16 +302,14 @@ def test_class_in_a_module_of_one_file(tmp_path, monkeypatch):
     assert selector_name(made) == "ownidea:First:start=7"
     with pytest.raises(Refused, match="has no parameter 'begin'; .*it has: start"):
         make_selector("ownidea:First:begin=7")
-    with pytest.raises(Refused, match="'ownidea:Second' cannot be imported .*check the path"):
+    with pytest.raises(Refused, match="'ownidea:Second' cannot be imported .*no attribute 'Second'"):
         make_selector("ownidea:Second")
 
 
 def test_module_that_does_not_compile(tmp_path, monkeypatch):
     (tmp_path / "brokenidea.py").write_text("class First:\n    def select(")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        UserError, match=r"'brokenidea:First' cannot be made \(SyntaxError: .*brokenidea.py.*correct it"
-    ):
+    with pytest.raises((UserError, Refused), match=r"'brokenidea:First' cannot be .* \(SyntaxError: .*brokenidea.py"):
         make_selector("brokenidea:First")
 
 
@@ -266,6 +344,13 @@ def test_constructors_that_fail():
 
     with pytest.raises(UserError, match=r"'Demanding' cannot be made \(TypeError: .*'size'"):
         make_selector(Demanding)
+
+    class Leaving(Selector):
+        def __init__(self):
+            raise SystemExit(3)
+
+    with pytest.raises(UserError, match=r"'Leaving' cannot be made \(SystemExit: 3\)"):
+        make_selector(Leaving)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +410,7 @@ def test_positions_from_a_file(tmp_path):
     assert made.select(None, 3, "a") == [5, 9]
     assert made.select(None, 3, "b") == []
     assert sorted(made.listed()) == [5, 5, 9]
-    missing = choose(made, None, 3, "c", 20)
+    missing = choose(made, synthetic_signals(), 3, "c")
     assert missing.status == "skipped"
     name = selector_name(made)
     assert name.startswith("positions:chosen.json@") and len(name.partition("@")[2]) == 8
@@ -357,7 +442,15 @@ def test_position_files_that_are_none(tmp_path, text, sentence):
         make_selector(f"positions:{file}")
 
 
-@pytest.mark.parametrize("bad", ["5-9", "5+", "-5", "a", "5.5"])
+@pytest.mark.parametrize(
+    "bad", ["5-9", "5+", "-5", "a", "5.5", "²", "5+²", "٣", "５", "1_0", "9" * 5000, 5.5, True, [5, 9]]
+)
 def test_position_lists_that_are_none(bad):
     with pytest.raises(UserError, match="is not a list of positions; write it like at=5"):
         Positions(at=bad)
+
+
+@pytest.mark.parametrize("at", ["12+5+9", " 12 + 5+9 ", "012+5+9+5"])
+def test_position_lists(at):
+    assert Positions(at=at).select(None, 0, "d") == [5, 9, 12]
+    assert Positions(at=numpy.int64(5)).select(None, 0, "d") == [5]

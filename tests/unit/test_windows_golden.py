@@ -1,68 +1,91 @@
-"""Window scores and kept sets against the peers' own code (numbers in FI_SHARED/golden)."""
+"""SnapKV, PyramidKV and FastKV against their authors' code: scores, counts, kept sets, propagated tokens."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
+from golden_cases import assert_same_set, layer_signals, load, names
 
-from infokv.attention import LayerFacts
+from infokv import Budget
+from infokv.allocation import layer_counts
+from infokv.scorers.fastkv import FastKVOfficial, propagated_tokens
+from infokv.scorers.pyramidkv import PyramidKVOfficial
+from infokv.scorers.snapkv import SnapKVOfficial
 from infokv.selection import kept_slots
-from infokv.windows import WindowOptions, window_scores
 
 pytestmark = pytest.mark.golden
 
-GROUPS = ("snapkv_official", "pyramidkv_official", "fastkv_official")
+POOLS = {"avgpool": "avg", "maxpool": "max"}
+HEADS = {"query_head": "query", "kv_head": "kv"}
 
 
-def load(folder: Path):
-    cases = json.loads((folder / "expected.json").read_text())["cases"]
-    return cases, load_file(folder / "expected.safetensors"), load_file(folder / "inputs.safetensors")
+def preset(group: str, params: dict):
+    """Scorer, layers, this layer, and budget of a case."""
+    common = {"window": params["window_size"], "kernel": params["kernel_size"], "pool": POOLS[params["pooling"]]}
+    budget = Budget(tokens=params["max_capacity_prompt"])
+    if group == "snapkv_official":
+        return SnapKVOfficial(**common), 1, 0, budget
+    if group == "pyramidkv_official":
+        heads = HEADS[params["kv_cache_granularity"]]
+        scorer = PyramidKVOfficial(**common, beta=params["beta"], heads=heads, group=params["gqa_score_agg"])
+        return scorer, params["num_hidden_layers"], params["layer_idx"], budget
+    constant = params["eviction_mode"] == "constant"
+    tsp = {"tsp_length": params["tsp_length"]} if constant else {"tsp_rate": params["tsp_rate"]}
+    return FastKVOfficial(**common, **tsp), 1, 0, budget if constant else Budget(keep=params["retain_rate"])
 
 
-def options_of(group: str, params: dict) -> WindowOptions:
-    pool = {"avgpool": "avg", "maxpool": "max"}[params["pooling"]]
-    common = {"rows": "sum", "pool": pool, "kernel": params["kernel_size"]}
-    if group == "fastkv_official":
-        return WindowOptions(heads="kv", group="sum", order="after", **common)
-    if params.get("kv_cache_granularity") == "kv_head":
-        return WindowOptions(heads="kv", group=params["gqa_score_agg"], order="before", **common)
-    return WindowOptions(heads="query", **common)
+CASES = [
+    (group, name) for group in ("snapkv_official", "pyramidkv_official", "fastkv_official") for name in names(group)
+]
 
 
-def kept_of(group: str, case: dict, scores: torch.Tensor, n: int, window: int) -> torch.Tensor:
-    region = torch.cat([scores, scores.new_zeros(scores.shape[0], window)], dim=-1)
-    return kept_slots(region, case["kept_count"], recent=window)
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_every_case(group, shared_folder):
-    cases, expected, inputs = load(shared_folder / "golden" / group)
-    compared = 0
-    for case in cases:
-        if not case["compressed"]:
-            continue
-        window, key = case["params"]["window_size"], case["inputs"]
-        q, k = inputs[f"{key}/q"], inputs[f"{key}/k"]
-        n, options = q.shape[2], options_of(group, case["params"])
-        facts = LayerFacts(q.shape[-1] ** -0.5, None, None)
-        for b in range(q.shape[0]):
-            scores = window_scores(
-                q[b, :, -window:], k[b], torch.arange(n - window, n), torch.arange(n), range(n - window), facts, options
+@pytest.mark.parametrize(("group", "name"), CASES)
+def test_scores_counts_and_kept_sets(group, name):
+    case, expected, inputs = next(one for one in load(group) if one[0]["name"] == name)
+    scorer, layers, layer, budget = preset(group, case["params"])
+    queries, keys = inputs[f"{case['inputs']}/q"], inputs[f"{case['inputs']}/k"]
+    n = queries.shape[2]
+    count = layer_counts(n, layers, budget, scorer)[layer]
+    assert count == case["kept_count"]
+    for row in range(queries.shape[0]):
+        signals = layer_signals(queries[row], keys[row], scorer.window, range(n - scorer.window))
+        scores = scorer.score(signals)[0]
+        assert scores.shape[0] == case["cache_heads"]
+        if "scores" in case:
+            torch.testing.assert_close(
+                scores[:, : n - scorer.window], expected[case["scores"]][row], rtol=1e-5, atol=1e-6
             )
-            torch.testing.assert_close(scores, expected[case["scores"]][b], rtol=1e-5, atol=1e-6)
-            kept = kept_of(group, case, scores, n, window)
-            ambiguous = {row["row"][1]: row for row in case["ambiguous_rows"] if row["row"][0] == b}
-            for head, want in enumerate(expected[case["kept"]][b].tolist()):
-                got, want = set(kept[head].tolist()), set(want)
-                if head in ambiguous:
-                    tied = set(ambiguous[head]["tied"])
-                    assert got - tied == want - tied
-                    assert len(got & tied) == ambiguous[head]["n_from_tied"]
-                else:
-                    assert got == want, (case["name"], head)
-                compared += 1
-    assert compared >= 16
+        kept = kept_slots(scores, count, recent=scorer.window)
+        unclear = {one["row"][1]: one for one in case.get("ambiguous_rows", ()) if one["row"][0] == row}
+        for head, want in enumerate(expected[case["kept"]][row].tolist()):
+            assert_same_set(kept[head].tolist(), want, unclear.get(head), (name, row, head))
+
+
+TSP = [name for group, name in CASES if group == "fastkv_official"]
+
+
+@pytest.mark.parametrize("name", TSP)
+def test_propagated_tokens(name):
+    case, expected, inputs = next(one for one in load("fastkv_official") if one[0]["name"] == name)
+    scorer = preset("fastkv_official", case["params"])[0]
+    queries, keys = inputs[f"{case['inputs']}/q"], inputs[f"{case['inputs']}/k"]
+    n = queries.shape[2]
+    if case["tsp_length_used"] is not None:
+        assert scorer.propagated(n) == min(n, case["tsp_length_used"])
+    if "tsp_indices" not in case:
+        return
+    for row in range(queries.shape[0]):
+        signals = layer_signals(queries[row], keys[row], scorer.window, range(n - scorer.window))
+        scores = scorer.score(signals)[0]
+        torch.testing.assert_close(
+            scores.sum(0)[: n - scorer.window], expected[case["tsp_scores"]][row], rtol=1e-5, atol=1e-6
+        )
+        got = propagated_tokens(scores, scorer.propagated(n), scorer.window).tolist()
+        assert got == sorted(got)
+        unclear = {one["row"][0]: one for one in case["tsp_ambiguous_rows"]}
+        assert_same_set(got, expected[case["tsp_indices"]][row].tolist(), unclear.get(row), name)
+
+
+def test_nothing_is_left_out():
+    assert len(CASES) >= 30
+    assert sum("tsp_indices" in case for case, _, _ in load("fastkv_official")) >= 4

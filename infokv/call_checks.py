@@ -1,0 +1,91 @@
+"""What a call inside ``compress`` may bring, and its pieces put together again."""
+
+from __future__ import annotations
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from infokv.errors import Refused
+
+
+def check_fresh(cache) -> None:
+    """Refuse a cache that cannot be replaced by an empty store without anybody noticing."""
+    if cache is None:
+        return
+    if type(cache) is not DynamicCache or getattr(cache, "offloading", False):
+        raise Refused(
+            f"The cache is a {type(cache).__name__}{' that offloads' if type(cache) is DynamicCache else ''}; inside "
+            "compress() pass none or an empty DynamicCache (in generate(): no cache_implementation)."
+        )
+    if cache.get_seq_length() > 0:
+        raise Refused(
+            f"The cache already holds {cache.get_seq_length()} tokens that were not stored in this compress() block; "
+            "start with the whole text, or go on with the cache that a call in this block returned."
+        )
+
+
+def check_generation(given: dict, settings: list) -> None:
+    """Refuse ways of generating that reorder rows or take tokens back.
+
+    Parameters
+    ----------
+    given : dict
+        Keywords of generate(), which win over its ``settings``.
+    """
+
+    def value(name):
+        return given.get(name) or next((one for each in settings if (one := getattr(each, name, None))), None)
+
+    for name, how in (("assistant_model", "assisted decoding"), ("prompt_lookup_num_tokens", "prompt lookup"),
+                      ("num_beams", "beam search")):  # fmt: skip
+        if (value(name) or 1) != 1:
+            raise Refused(
+                f"{name} asks for {how}, which reorders a cache or takes tokens back, and evicted ones do not return; "
+                "inside compress() use sampling or greedy decoding."
+            )
+
+
+def check_mask(mask, tokens: int) -> None:
+    """Refuse an attention mask that hides something, or that is not about all ``tokens`` so far."""
+    if mask is None:
+        return
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        raise Refused("A ready-made attention mask was passed; inside compress() pass none, or one of ones.")
+    if mask.shape[1] != tokens:
+        raise Refused(
+            f"The attention mask covers {mask.shape[1]} tokens, and with this call {tokens} have passed; pass one over "
+            "all of them (evicted ones included), or none."
+        )
+    if not bool(mask.all()):
+        raise Refused("The batch is padded (its attention mask has zeros); use texts of equal length or one at a time.")
+
+
+def check_positions(given, positions: torch.Tensor) -> None:
+    """Refuse positions ``[rows or 1, new]`` other than those that follow the tokens seen."""
+    if given is None:
+        return
+    if given.dim() != 2 or given.shape[1] != positions.shape[1] or not bool((given == positions).all()):
+        first, last = int(positions[0, 0]), int(positions[0, -1])
+        raise Refused(
+            f"position_ids are {given.flatten()[:8].tolist()}...; these tokens are at {first} to {last} of their text, "
+            "evicted tokens counted. Leave position_ids out."
+        )
+
+
+def check_rest(given: dict, *, whole: bool) -> None:
+    """Refuse arguments that the store cannot honour."""
+    if given.get("output_attentions"):
+        raise Refused("Attention weights are not computed inside compress(); leave output_attentions out.")
+    extra = [name for name, value in given.items() if isinstance(value, torch.Tensor) and value.dim() > 1]
+    if extra and not whole:
+        raise Refused(f"The call brings {extra[0]} and is too long to run in one piece; raise prefill_chunk.")
+
+
+def joined(outputs: list):
+    """The outputs of the pieces of a call as one, states joined along the tokens."""
+    whole = outputs[-1]
+    if len(outputs) > 1:
+        whole.last_hidden_state = torch.cat([one.last_hidden_state for one in outputs], dim=1)
+        if getattr(whole, "hidden_states", None) is not None:
+            whole.hidden_states = tuple(torch.cat(layer, dim=1) for layer in zip(*(one.hidden_states for one in outputs)))
+    return whole

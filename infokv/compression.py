@@ -1,0 +1,276 @@
+"""``compress``: a model whose calls and ``generate()`` run on a cache that is cut."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers.cache_utils import Cache
+
+from infokv.budget import Budget, Schedule
+from infokv.call_checks import check_fresh, check_generation, check_mask, check_positions, check_rest, joined
+from infokv.calls import StoreCalls
+from infokv.compressed import CompressedStore, Plan
+from infokv.errors import Refused
+from infokv.propagation import propagating
+from infokv.scorer import Scorer, get_scorer
+
+
+@contextlib.contextmanager
+def compress(model, scorer: Scorer | str, budget: Budget, *, prefill: bool = True, decode: Schedule | None = None,
+             prefill_chunk: int = 512) -> Iterator[Compression]:  # fmt: skip
+    """Compress the KV cache of everything that a model does inside the block.
+
+    ``generate()``, a text-generation pipeline, and direct calls with or without a cache of their own all run on a
+    token store. The first call of a text is its prompt, the rest counts as generated. Afterwards the model is as it
+    was, also after an exception.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A causal language model in evaluation mode.
+    scorer : Scorer or str
+        Which tokens matter, such as ``InfoKV()`` or ``"infokv:alpha=0.8"``.
+    budget : Budget
+        How much of the prompt stays in each layer and, on a schedule, of the generated tokens.
+    prefill : bool
+        Whether the prompt is cut, at its end.
+    decode : Schedule, optional
+        When generated tokens are cut; None takes the scorer's own (most have none: generated tokens stay).
+    prefill_chunk : int
+        Longer calls are split, so that no more than this many tokens' states of all layers are held at a time.
+
+    Yields
+    ------
+    Compression
+        Tells what was kept and what it cost, for the latest text.
+
+    Raises
+    ------
+    Refused
+        On entering, if the model, the scorer or a number is unfit, or the model is inside such a block already. In
+        the block, for padded batches, foreign or static caches, beam search and assisted decoding.
+
+    Notes
+    -----
+    Each text starts afresh: nothing of one sample reaches the next. A cut follows the call that completes the
+    prompt or a period, so that this call still sees everything.
+    """
+    handle = Compression(model, _scorer(scorer), _budget(budget), prefill, decode, prefill_chunk)
+    with handle._installed():
+        yield handle
+
+
+def _scorer(scorer) -> Scorer:
+    if isinstance(scorer, str):
+        scorer = get_scorer(scorer)
+    if isinstance(scorer, type) or not hasattr(scorer, "score"):
+        raise Refused(f"The scorer is {scorer!r}; pass an instance, such as SnapKV(), or a name, such as 'snapkv'.")
+    if getattr(scorer, "heads", "kv") == "query":
+        raise Refused(
+            f"{type(scorer).__name__} chooses tokens for each query head, and a cache holds KV heads; use "
+            f"{type(scorer).__mro__[1].__name__}(), which chooses them for each KV head."
+        )
+    return scorer
+
+
+def _budget(budget) -> Budget:
+    if not isinstance(budget, Budget):
+        raise Refused(f"The budget is {budget!r}; write Budget(keep=0.4) or Budget(tokens=512).")
+    return budget
+
+
+class Compression:
+    """What a block has kept and what it cost, for the text that ran last.
+
+    Attributes
+    ----------
+    store : CompressedStore or None
+        The cache itself; None before the first call.
+    """
+
+    def __init__(self, model, scorer: Scorer, budget: Budget, prefill: bool, decode: Schedule | None, chunk: int):
+        if type(chunk) is not int or chunk < 1:
+            raise Refused(f"prefill_chunk is {chunk!r}; it must be a whole number of at least 1 token.")
+        if decode is not None and not isinstance(decode, Schedule):
+            raise Refused(f"decode is {decode!r}; write Schedule(every=1024, recent=32), or None.")
+        if model.training:
+            raise Refused(f"{type(model).__name__} is in training mode; call model.eval() first.")
+        deepest = model.config.get_text_config().num_hidden_layers - 1
+        if (getattr(scorer, "propagate", None) or 0) > deepest:
+            raise Refused(f"propagate is {scorer.propagate}; {type(model).__name__} has layers 0 to {deepest}.")
+        self.plan = Plan(scorer, budget, prefill, decode or scorer.schedule)
+        self.store: CompressedStore | None = None
+        self._calls = StoreCalls(model)
+        self._chunk = chunk
+        self._arguments = list(inspect.signature(type(self._calls.base).forward).parameters)[1:]
+        self._twins: WeakKeyDictionary = WeakKeyDictionary()  # a caller's cache, empty when it came -> our store
+        self._announced: tuple[int, int | None] | None = None  # lengths of prompt and whole text, in generate()
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """Per layer: original positions of what is stored, int ``[batch, kv_heads, n_kept]``, ascending."""
+        return [
+            layer.slot_positions("cpu").cpu().expand(*layer.keys.shape[:2], -1) for layer in self._latest().layers
+        ]
+
+    @property
+    def seen(self) -> list[int]:
+        """Per layer: tokens that have passed."""
+        return [layer.seen for layer in self._latest().layers]
+
+    @property
+    def stored(self) -> list[int]:
+        """Per layer: tokens that are stored, for each row and KV head."""
+        return [layer.length for layer in self._latest().layers]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the keys and values that are stored, all rows and layers."""
+        return sum(layer.stored_bytes for layer in self._latest().layers)
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of the keys and values if every token that has passed were stored."""
+        return sum(layer.stored_bytes // layer.length * layer.seen for layer in self._latest().layers)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of keys, values and signals for scoring that were held at a time.
+
+        A prompt is cut when it is complete, so the peak holds all of it, except what sliding windows leave behind.
+        """
+        self._latest().note_peak()
+        return self._latest().peak_bytes
+
+    @property
+    def scoring_seconds(self) -> float:
+        """Seconds spent on signals, scores and cuts. On a GPU: until the work was handed over."""
+        return self._latest().recorder.watch.seconds
+
+    def _latest(self) -> CompressedStore:
+        if self.store is None:
+            raise Refused("Nothing has run inside this compress() block yet; call the model or generate() first.")
+        return self.store
+
+    @contextlib.contextmanager
+    def _installed(self) -> Iterator[None]:
+        model, base = self._calls.model, self._calls.base
+        patched = ((base, "forward", self._call), (model, "generate", self._generate))
+        before = [module.__dict__.get(name) for module, name, _ in patched]
+        if isinstance(getattr(before[0], "__self__", None), Compression):
+            raise Refused("compress() is at work on this model already; leave that block first.")
+        self._forward, self._plain_generate = base.forward, model.generate
+        hook = model.register_forward_hook(self._after)
+        for module, name, ours in patched:
+            setattr(module, name, ours)
+        try:
+            yield
+        finally:
+            hook.remove()
+            for (module, name, _), usual in zip(patched, before):
+                delattr(module, name)
+                if usual is not None:
+                    setattr(module, name, usual)
+
+    def _generate(self, *args, **kwargs):
+        """generate() may feed a prompt in pieces, and alone knows where the prompt and the whole text end."""
+        settings = [kwargs.get("generation_config"), self._calls.model.generation_config]
+        check_generation(kwargs, settings)
+        given = [*args[:1], *(kwargs.get(name) for name in ("inputs", "input_ids", "inputs_embeds"))]
+        prompt = next((one.shape[1] for one in given if isinstance(one, torch.Tensor)), None)
+        new, total = (
+            kwargs.get(name) or next((value for one in settings if (value := getattr(one, name, None))), None)
+            for name in ("max_new_tokens", "max_length")
+        )
+        if prompt is not None:
+            self._announced = (prompt, prompt + new if new else total)
+        try:
+            return self._plain_generate(*args, **kwargs)
+        finally:
+            self._announced = None
+
+    def _after(self, model, args, output) -> None:
+        """The model's own logits serve as a signal while generating."""
+        if self.store is not None and getattr(output, "logits", None) is not None:
+            self.store.read_logits(output.logits)
+
+    def _call(self, *args, **kwargs):
+        """The base model's forward inside the block."""
+        base = self._calls.base
+        given = {**dict(zip(self._arguments, args)), **kwargs}
+        cache = given.pop("cache", None)
+        cache = given.pop("past_key_values", None) if cache is None else cache
+        wanted = base.config.use_cache if given.get("use_cache") is None else given["use_cache"]
+        if cache is None and not wanted:
+            return self._forward(**given)  # no cache, nothing to compress
+        name = "input_ids" if given.get("input_ids") is not None else "inputs_embeds"
+        tokens = given.pop(name)
+        given.pop("input_ids" if name == "inputs_embeds" else "inputs_embeds", None)
+        rows, new = tokens.shape[:2]
+        store = self._store_for(cache, rows, new)
+        positions = torch.arange(store.seen, store.seen + new, device=tokens.device)[None]
+        check_mask(given.pop("attention_mask", None), store.seen + new)
+        check_positions(given.pop("position_ids", None), positions)
+        check_rest(given, whole=new <= self._chunk)
+        if store.total is None and not self._calls.same_rope(store.prompt, store.seen + new):
+            raise Refused(
+                f"{type(self._calls.model).__name__} rotates keys by the length of the text, which grew from "
+                f"{store.prompt} to {store.seen + new} tokens; use generate() with max_new_tokens, which says it before."
+            )
+        if self.plan.propagates and store.seen == 0:
+            return self._propagated(store, given, name, tokens, positions)
+        outputs, start = [], 0
+        while start < new:
+            stop = min(new, start + self._chunk)
+            if store.boundary is not None:
+                stop = min(stop, start + store.boundary - store.seen)
+            part = tokens[:, start:stop]
+            own = {name: part, "position_ids": positions[:, start:stop], "use_cache": True,
+                   self._calls.cache_name: store}  # fmt: skip
+            ids = part if name == "input_ids" else None
+            total = store.total or max(store.prompt, store.seen + stop - start)
+            store.comes(rows, stop - start, ids)
+            with self._calls.on(store, total, store.attention_listeners, store.block_listeners):
+                out = self._forward(**{**given, **own})
+            store.took(out.last_hidden_state, stop - start, ids)
+            outputs.append(out)
+            start = stop
+        return joined(outputs)
+
+    def _propagated(self, store: CompressedStore, given: dict, name: str, tokens, positions):
+        """The whole prompt in one piece; behind one layer, only some of its tokens go on."""
+        rows, new = tokens.shape[:2]
+        if rows > 1 or new < store.prompt:
+            raise Refused(
+                f"FastKV(propagate={self.plan.scorer.propagate}) takes one whole prompt at a time; the call has {rows} "
+                f"rows and {new} of {store.prompt} tokens. Leave propagate out, or pass single prompts in one piece."
+            )
+        own = {name: tokens, "position_ids": positions, "use_cache": True, self._calls.cache_name: store}
+        store.comes(rows, new, tokens if name == "input_ids" else None)
+        with (
+            self._calls.on(store, store.total or new, store.attention_listeners, store.block_listeners),
+            propagating(self._calls.model, store, store.recorder, self.plan.scorer, new),
+        ):
+            out = self._forward(**{**given, **own})
+        out.last_hidden_state = out.last_hidden_state[:, -1:]  # the others are not those of their tokens' places
+        store.took(out.last_hidden_state, new, None)
+        return out
+
+    def _store_for(self, cache, rows: int, new: int) -> CompressedStore:
+        """The store of the text that a call goes on with, or a new one."""
+        known = self._twins.get(cache) if isinstance(cache, Cache) else None
+        if known is None:
+            check_fresh(cache)
+            prompt, total = self._announced or (new, None)
+            known = CompressedStore(self._calls.model, self.plan, rows, max(prompt, new), total)
+            self._twins[known] = known
+            if cache is not None:
+                self._twins[cache] = known
+        elif known.rows != rows:
+            raise Refused(f"The cache holds {known.rows} texts and the call has {rows}; they must be the same.")
+        self.store = known
+        return known

@@ -1,0 +1,423 @@
+"""compress(): a cut cache equals a masked one, in every way of running a model; nothing leaks, nothing is silent."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, VOCABULARY, build, masked_logits, random_ids
+from transformers import DynamicCache, StoppingCriteriaList
+
+from infokv import (
+    RPC,
+    Budget,
+    FastKV,
+    FullCache,
+    InfoKV,
+    KNorm,
+    PyramidKV,
+    Schedule,
+    SnapKV,
+    StreamingLLM,
+    TOVA,
+    compress,
+)
+from infokv.calls import cache_argument
+from infokv.errors import Refused
+
+PROMPT, LENGTH = 40, 52
+
+#: Sets per head, shared by the heads, and shared with uneven layers.
+SCORERS = {
+    "per head": SnapKV(window=6, kernel=3),
+    "mixed": InfoKV(window=6, kernel=3, alpha=0.5),
+    "shared": TOVA(),
+    "uneven": PyramidKV(window=6, kernel=3, beta=5),
+    "entropy layers": InfoKV(window=6, kernel=3, layer_budget="entropy"),
+}
+
+#: A RoPE that depends on the length must know it; direct calls do not.
+FIXED_ROPE = [name for name in ARCHITECTURES if name != "llama_dynamic"]
+
+
+def flags(kept, before: int) -> list[torch.Tensor]:
+    """Kept positions per layer as bool ``[kv_heads, before]``, of the first row."""
+    return [torch.zeros(one.shape[1], before, dtype=torch.bool).scatter_(1, one[0], True) for one in kept]
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((got - expected).abs().max() / expected.abs().max().clamp_min(1)).item()
+
+
+def run(model, ids, pieces, cache=None):
+    """A hand-written loop; logits of all tokens."""
+    name, out = cache_argument(model), []
+    with torch.no_grad():
+        for start, stop in zip((0, *pieces), (*pieces, ids.shape[1])):
+            result = model(ids[:, start:stop], **({} if cache is None else {name: cache}))
+            cache = result[name]
+            out.append(result.logits)
+    return torch.cat(out, dim=1)
+
+
+@pytest.mark.parametrize("kind", SCORERS)
+@pytest.mark.parametrize("name", FIXED_ROPE)
+def test_evicting_equals_masking(name, kind):
+    model, ids = build(name), random_ids(LENGTH)
+    with compress(model, SCORERS[kind], Budget(keep=0.4), prefill_chunk=16) as handle:
+        run(model, ids[:, :PROMPT], ())
+        kept = handle.kept
+        logits = run(model, ids, (PROMPT, PROMPT + 1, PROMPT + 2, PROMPT + 7))  # one token, and many
+    if all(one.shape[-1] == PROMPT for one in kept):
+        pytest.fail("nothing was cut, so nothing is tested")
+    assert error(logits[0], masked_logits(model, ids, [(PROMPT, flags(kept, PROMPT))])) < 2e-5
+    if kind == "per head" and name not in ("mistral", "gemma3"):  # a short window, a single head
+        assert any(not torch.equal(one[:, :1].expand_as(one), one) for one in kept)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_generate_equals_masking(name):
+    model, ids = build(name), random_ids(PROMPT)
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)) as handle:
+        seen = []
+
+        def look(input_ids, scores, **others):
+            seen.append(handle.kept)
+            return torch.zeros(1, dtype=torch.bool)
+
+        out = model.generate(
+            ids, max_new_tokens=9, min_new_tokens=9, do_sample=False, output_logits=True, return_dict_in_generate=True,
+            stopping_criteria=StoppingCriteriaList([look]),
+        )  # fmt: skip
+        kept = seen[0]
+        assert handle.seen == [PROMPT + 8] * model.config.num_hidden_layers
+    text = out.sequences
+    expected = masked_logits(model, text, [(PROMPT, flags(kept, PROMPT))])
+    assert error(torch.cat(out.logits), expected[PROMPT - 1 : -1]) < 2e-5
+
+
+@pytest.mark.parametrize("how", ["own cache", "embeddings", "one by one", "generate in pieces", "generate on"])
+def test_ways_to_run(how):
+    model, ids = build("llama"), random_ids(LENGTH)
+    scorer = SCORERS["mixed"]
+    with compress(model, scorer, Budget(keep=0.4)) as handle:
+        expected = run(model, ids, (PROMPT, PROMPT + 3))
+        kept = handle.kept
+        if how == "own cache":  # a caller's cache stays the key to the text, also if the output is not looked at
+            cache, name = DynamicCache(config=model.config), cache_argument(model)
+            got = [model(part, **{name: cache}).logits for part in ids.split([PROMPT, 3, LENGTH - PROMPT - 3], 1)]
+            assert torch.equal(torch.cat(got, 1), expected)
+        elif how == "embeddings":
+            embedded = model.get_input_embeddings()(ids[:, :PROMPT])
+            assert torch.equal(model(inputs_embeds=embedded).logits, expected[:, :PROMPT])
+        elif how == "one by one":
+            assert torch.allclose(run(model, ids, (PROMPT, *range(PROMPT + 1, LENGTH))), expected, atol=2e-5)
+        elif how == "generate in pieces":
+            whole = model.generate(ids[:, :PROMPT], max_new_tokens=6, do_sample=False)
+            kept = handle.kept
+            again = model.generate(ids[:, :PROMPT], max_new_tokens=6, do_sample=False, prefill_chunk_size=9)
+            assert torch.equal(whole, again)
+            assert all(torch.equal(one, other) for one, other in zip(kept, handle.kept))
+        else:  # a second turn goes on with the cache of the first
+            first = model.generate(ids[:, :PROMPT], max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+            longer = torch.cat([first.sequences, ids[:, :5]], dim=1)
+            name = cache_argument(model)
+            second = model.generate(
+                longer, max_new_tokens=2, min_new_tokens=2, do_sample=False, return_dict_in_generate=True,
+                output_logits=True, **{name: first[name]},
+            )  # fmt: skip
+            cut = [one[..., : one.shape[-1] - (handle.seen[0] - PROMPT)] for one in handle.kept]
+            reference = masked_logits(model, second.sequences, [(PROMPT, flags(cut, PROMPT))])
+            assert error(torch.cat(second.logits), reference[-3:-1]) < 2e-5
+    assert all(one.shape[-1] >= 16 for one in kept)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_pipeline(name):
+    from transformers import pipeline
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w2", pad_token="w0")
+    model = build(name)
+    text = " ".join(f"w{index}" for index in random_ids(PROMPT)[0].tolist())
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)) as handle:
+        pipeline("text-generation", model=model, tokenizer=fast)(text, max_new_tokens=4, do_sample=False)
+        assert handle.seen[0] >= PROMPT and min(handle.stored) < PROMPT
+
+
+@pytest.mark.parametrize("name", FIXED_ROPE)
+def test_a_budget_above_the_length_is_the_full_cache(name):
+    model, ids = build(name), random_ids(LENGTH)
+    plain = run(model, ids, (PROMPT,))
+    with compress(model, FullCache(), Budget(keep=0.1)):
+        full = run(model, ids, (PROMPT,))
+    for budget in (Budget(keep=1), Budget(tokens=PROMPT)):
+        with compress(model, InfoKV(window=6), budget) as handle:
+            assert torch.equal(run(model, ids, (PROMPT,)), full)
+            assert handle.peak_bytes >= handle.stored_bytes
+    assert error(full, plain) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral", "qwen3"])
+@pytest.mark.parametrize("scorer", [RPC(window=3, kernel=3), InfoKV(window=6, decode_window=3, decode_kernel=3),
+                                    SnapKV(window=3, kernel=3), TOVA(), StreamingLLM()],
+                         ids=lambda one: type(one).__name__)  # fmt: skip
+@pytest.mark.parametrize("protect", [True, False])
+def test_cuts_while_generating(name, scorer, protect):
+    model, ids = build(name), random_ids(70)
+    schedule = Schedule(every=8, recent=3, keep=0.5, protect_prompt=protect)
+    cuts = []
+    with compress(model, scorer, Budget(keep=0.5), decode=schedule) as handle, torch.no_grad():
+        cache, key, logits = None, cache_argument(model), []
+        for start, stop in [(0, 30), *((one, one + 1) for one in range(30, 66))]:
+            out = model(ids[:, start:stop], **{key: cache})
+            cache = out[key]
+            logits.append(out.logits)
+            if handle.store.cuts == len(cuts):
+                cuts.append((handle.seen[0], flags(handle.kept, handle.seen[0])))
+                facts = handle.store.recorder.facts
+                full = [count for count, one in zip(handle.stored, facts) if one.window is None]
+                generated = 4 * handle.store.cuts + 3 if handle.store.cuts else 0
+                assert full == [15 + generated] * len(full)
+    assert [start for start, _ in cuts] == [30, 41, 49, 57, 65]
+    expected = masked_logits(model, ids[:, :66], cuts)
+    assert error(torch.cat(logits, dim=1)[0], expected) < 2e-5
+
+
+def test_a_call_that_crosses_cuts_equals_single_steps():
+    model, ids = build("llama"), random_ids(70)
+    schedule = Schedule(every=8, recent=3)
+    with compress(model, InfoKV(window=6, decode_window=3), Budget(keep=0.5), decode=schedule) as handle:
+        steps = run(model, ids, (30, *range(31, 70)))
+        kept = handle.kept
+        at_once = run(model, ids, (30, 34))
+        assert torch.allclose(steps, at_once, atol=1e-4)
+        assert all(torch.equal(one, other) for one, other in zip(kept, handle.kept))
+
+
+def test_a_number_of_tokens_on_a_schedule_cuts_the_layer_to_it():
+    model, ids = build("llama"), random_ids(70)
+    schedule = Schedule(every=4, recent=2, protect_prompt=False)
+    with compress(model, TOVA(), Budget(tokens=12), decode=schedule) as handle:
+        run(model, ids[:, :46], (30,))
+        assert handle.store.cuts == 3 and handle.stored == [14] * 3  # cut at 44 tokens, two since
+        run(model, ids[:, :5], ())
+        assert handle.stored == [5] * 3
+
+
+@pytest.mark.parametrize("kind", SCORERS)
+def test_samples_do_not_touch_each_other(kind):
+    model, one, other = build("gemma2"), random_ids(LENGTH), random_ids(LENGTH, seed=1)
+
+    def kept_and_logits():
+        logits = run(model, one, (PROMPT,))
+        return handle.kept, logits
+
+    with compress(model, SCORERS[kind], Budget(keep=0.4), decode=Schedule(every=4, recent=2)) as handle:
+        first = kept_and_logits()
+        run(model, other, (PROMPT - 3,))
+        second = kept_and_logits()
+    with compress(build("gemma2"), SCORERS[kind], Budget(keep=0.4), decode=Schedule(every=4, recent=2)) as handle:
+        model = handle._calls.model
+        third = kept_and_logits()
+    for again in (second, third):
+        assert torch.equal(first[1], again[1])
+        assert all(torch.equal(a, b) for a, b in zip(first[0], again[0]))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SCORERS if kind != "entropy layers"])
+def test_a_batch_keeps_what_its_texts_keep_alone(kind):
+    model = build("qwen2")
+    ids = torch.cat([random_ids(LENGTH), random_ids(LENGTH, seed=1)])
+    schedule = Schedule(every=4, recent=2)
+    with compress(model, SCORERS[kind], Budget(keep=0.4), decode=schedule) as handle:
+        logits = run(model, ids, (PROMPT,))
+        kept = handle.kept
+        for row in (0, 1):
+            alone = run(model, ids[row : row + 1], (PROMPT,))
+            assert torch.allclose(logits[row], alone[0], atol=1e-4)
+            assert all(torch.equal(a[row], b[0]) for a, b in zip(kept, handle.kept))
+
+
+@pytest.mark.parametrize("kind", SCORERS)
+def test_chunks_and_threads_change_nothing(kind):
+    model, ids = build("llama"), random_ids(LENGTH)
+    found = []
+    before = torch.get_num_threads()
+    for chunk, threads in ((7, 1), (64, 1), (512, 2)):
+        torch.set_num_threads(threads)
+        with compress(model, SCORERS[kind], Budget(keep=0.4), prefill_chunk=chunk) as handle:
+            run(model, ids, (PROMPT,))
+            found.append(handle.kept)
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
+
+
+@pytest.mark.parametrize("scorer", [SCORERS["per head"], SCORERS["uneven"], KNorm(), FastKV(window=6)], ids=repr)
+def test_bytes_are_those_of_what_is_kept(scorer):
+    model, ids = build("llama"), random_ids(PROMPT)
+    config = model.config
+    with compress(model, scorer, Budget(keep=0.4)) as handle:
+        run(model, ids, ())
+        a_token = 2 * config.num_key_value_heads * config.head_dim * 4
+        assert handle.stored_bytes == sum(handle.stored) * a_token
+        assert handle.full_bytes == PROMPT * config.num_hidden_layers * a_token
+        assert handle.peak_bytes >= handle.full_bytes
+        assert [one.shape for one in handle.kept] == [(1, 2, count) for count in handle.stored]
+
+
+def test_a_window_never_stores_what_it_left_behind():
+    model, ids = build("gemma3"), random_ids(60)
+    with compress(model, FullCache(), Budget(keep=1), prefill_chunk=5) as handle:
+        out = model(ids[:, :45])
+        for step in range(45, 60):
+            out = model(ids[:, step : step + 1], **{cache_argument(model): out[cache_argument(model)]})
+            assert handle.stored == [7, 7, step + 1, 7]
+        # Never the whole text in a layer with a window: at most the window and one chunk.
+        token = handle.full_bytes // (60 * 4)
+        assert handle.peak_bytes <= token * (60 + 3 * (7 + 5))
+
+
+def test_tokens_that_go_on():
+    model, ids = build("llama"), random_ids(LENGTH)
+    scorer = FastKV(window=6, kernel=3, propagate=0, tsp_length=20)
+    with compress(model, scorer, Budget(tokens=12)) as handle, torch.no_grad():
+        out = model(ids[:, :PROMPT])
+        assert out.logits.shape[1] == 1
+        assert handle.stored == [12, 12, 12]
+        kept = handle.kept
+        name = cache_argument(model)
+        out = [out, model(ids[:, PROMPT:], **{name: out[name]})]
+    with compress(model, scorer, Budget(keep=1)) as handle, torch.no_grad():
+        model(ids[:, :PROMPT])
+        assert handle.stored == [PROMPT, 20, 20]
+        gone_on = flags(handle.kept, PROMPT)
+    assert torch.equal(gone_on[1], gone_on[2])
+    expected = masked_logits(model, ids, [(0, gone_on), (PROMPT, flags(kept, PROMPT))])
+    assert error(torch.cat([one.logits for one in out], dim=1)[0], expected[PROMPT - 1 :]) < 2e-5
+    with compress(model, scorer, Budget(tokens=12)), pytest.raises(Refused, match="one whole prompt"):
+        model(ids.expand(2, -1))
+
+
+@pytest.mark.parametrize("error_kind", [RuntimeError, KeyboardInterrupt])
+def test_an_error_leaves_no_trace(error_kind):
+    model, ids = build("llama"), random_ids(PROMPT)
+    expected = run(model, ids, (20,))
+    hooks = sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+    state = {id(module): dict(module.__dict__) for module in model.modules()}
+
+    def fail(*args):
+        raise error_kind("stop")
+
+    with pytest.raises(error_kind), compress(model, SCORERS["mixed"], Budget(keep=0.4)):
+        run(model, ids, ())
+        trap = model.model.layers[1].register_forward_hook(fail)
+        try:
+            run(model, ids, ())
+        finally:
+            trap.remove()
+    assert hooks == sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
+    assert all(dict(module.__dict__) == state[id(module)] for module in model.modules())
+    assert model.config._attn_implementation != "infokv_store"
+    assert torch.equal(run(model, ids, (20,)), expected)
+
+
+def refusals():
+    llama = build("llama")
+    ids, name = random_ids(20), cache_argument(llama)
+    two = ids.expand(2, -1)
+    pads = torch.ones_like(two)
+    pads[0, :3] = 0
+
+    def foreign():
+        cache = DynamicCache(config=llama.config)
+        llama_out = cache.update(torch.zeros(1, 2, 4, 16), torch.zeros(1, 2, 4, 16), 0)
+        assert llama_out
+        return cache
+
+    yield "padded", lambda: llama(two, attention_mask=pads), "padded"
+    yield "padded generate", lambda: llama.generate(two, attention_mask=pads, max_new_tokens=2), "padded"
+    yield "foreign", lambda: llama(ids, **{name: foreign()}), "holds 4 tokens"
+    yield "nested", lambda: compress(llama, SnapKV(), Budget(keep=0.5)).__enter__(), "at work on this model"
+    yield "beams", lambda: llama.generate(ids, num_beams=2, max_new_tokens=3), "beam search"
+    yield "assisted", lambda: llama.generate(
+        ids, assistant_model=build("llama", seed=1), max_new_tokens=5), "assisted|cache"  # fmt: skip
+    yield "lookup", lambda: llama.generate(
+        torch.cat([ids, ids], 1), prompt_lookup_num_tokens=2, max_new_tokens=5), "assisted|cache"  # fmt: skip
+    yield "static", lambda: llama.generate(ids, cache_implementation="static", max_new_tokens=3), "StaticCache"
+    yield "positions", lambda: llama(ids, position_ids=torch.arange(1, 21)[None]), "position_ids"
+    yield "attentions", lambda: llama(ids, output_attentions=True), "output_attentions"
+    yield "mask", lambda: llama(ids, attention_mask=torch.ones(1, 1, 20, 20)), "ready-made"
+
+
+@pytest.mark.parametrize("what, call, sentence", [pytest.param(*one, id=one[0]) for one in refusals()])
+def test_what_cannot_be_right_is_refused(what, call, sentence):
+    model = next(cell.cell_contents for cell in call.__closure__ if hasattr(cell.cell_contents, "generate"))
+    ids = random_ids(PROMPT)
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)) as handle:
+        with pytest.raises(Refused, match=sentence):
+            call()
+        logits = run(model, ids, ())  # the block goes on working
+        kept = handle.kept
+    assert error(logits[0], masked_logits(model, ids, [])) < 2e-5
+    assert all(one.shape[-1] == 16 for one in kept)
+
+
+def test_a_cache_is_of_no_use_outside_its_block():
+    model, ids = build("llama"), random_ids(PROMPT)
+    name = cache_argument(model)
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)):
+        out = model(ids)
+    with pytest.raises(Refused, match="inside the block"):
+        model(ids[:, :1], **{name: out[name]})
+    with compress(model, SCORERS["shared"], Budget(keep=0.4)), pytest.raises(Refused, match="CompressedStore"):
+        model(ids[:, :1], **{name: out[name]})
+
+
+@pytest.mark.parametrize("given, sentence", [
+    (dict(scorer=SnapKV), "pass an instance"),
+    (dict(scorer="nothing"), "nothing"),
+    (dict(scorer="snapkv-official"), "SnapKV"),
+    (dict(budget=0.4), "Budget"),
+    (dict(prefill_chunk=0), "prefill_chunk"),
+    (dict(decode=100), "Schedule"),
+    (dict(scorer=FastKV(propagate=7)), "propagate"),
+])  # fmt: skip
+def test_bad_arguments_are_refused_at_the_door(given, sentence):
+    arguments = {"scorer": SnapKV(), "budget": Budget(keep=0.5), **given}
+    with pytest.raises(Refused, match=sentence), compress(build("llama"), **arguments):
+        pass
+
+
+def test_training_mode_is_refused():
+    with pytest.raises(Refused, match="eval"), compress(build("llama").train(), SnapKV(), Budget(keep=0.5)):
+        pass
+
+
+def test_a_long_prompt_never_holds_all_states():
+    """InfoKV needs every layer's states, of one chunk at a time: 16,000 tokens hold no more than a few chunks."""
+    model, ids = build("granite"), random_ids(16000)
+    alive, most = weakref.WeakSet(), [0]
+
+    def note(module, args, output):
+        states = output[0] if isinstance(output, tuple) else output
+        alive.add(states)
+        most[0] = max(most[0], sum(one.shape[1] for one in alive))
+
+    hooks = [block.register_forward_hook(note) for block in model.model.layers]
+    model.config.max_position_embeddings = 20000
+    with compress(model, InfoKV(), Budget(keep=0.1), prefill_chunk=512) as handle:
+        model.generate(ids, max_new_tokens=2, do_sample=False)
+        signals = handle.peak_bytes - 16000 * handle.full_bytes // handle.seen[0]
+    for hook in hooks:
+        hook.remove()
+    gc.collect()
+    layers, hidden = model.config.num_hidden_layers, model.config.hidden_size
+    assert most[0] <= 3 * layers * 512
+    assert signals < 0.5 * 16000 * layers * hidden * 4
