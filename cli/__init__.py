@@ -56,6 +56,10 @@ def run(arguments: list[str]) -> int:
 
     debug = "--debug" in arguments
     try:
+        if "HF_ENDPOINT" in os.environ:  # with one that is no address the libraries cannot even be imported
+            from forward_influence.data.hub import check_addresses
+
+            check_addresses(("HF_ENDPOINT",))
         return int(app(args=arguments or ["--help"], prog_name="forward-influence", standalone_mode=False) or 0)
     except Exit as leave:
         return leave.exit_code

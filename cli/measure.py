@@ -57,10 +57,10 @@ def command(
     from forward_influence.cli.streams import OutputLost
     from forward_influence.errors import UserError
 
-    try:
-        from forward_influence.selectors import DEFAULT_SELECTORS
-        from forward_influence.study import Incomplete, measure
+    from forward_influence.selectors import DEFAULT_SELECTORS
+    from forward_influence.study import Incomplete, measure
 
+    try:
         outcome = measure(
             model=model, tokenizer=tokenizer, data=data or None, selector=selector or DEFAULT_SELECTORS,
             fraction=fraction, prefix=prefix, horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks,

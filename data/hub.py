@@ -13,7 +13,7 @@ import urllib.request
 from forward_influence.data.errors import DataError
 
 _TRUE = {"1", "ON", "YES", "TRUE"}
-_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -45,15 +45,20 @@ def hub_answers(seconds: float = 3.0) -> bool:
     return bool(answers) and answers[0]
 
 
-def check_addresses() -> None:
+def check_addresses(names: tuple[str, ...] = ("HF_ENDPOINT", *_PROXIES)) -> None:
     """Refuse variables that hold no address: behind one, every hub would look out of reach.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Variables to look at.
 
     Raises
     ------
     DataError
         Names the variable and its value.
     """
-    for name in ("HF_ENDPOINT", *_PROXIES, *map(str.lower, _PROXIES)):
+    for name in names:
         value = os.environ.get(name)
         if value and (why := _fault(value, bare=name != "HF_ENDPOINT")):
             raise DataError(

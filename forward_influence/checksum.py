@@ -12,8 +12,8 @@ _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 def weights_checksum(model) -> str:
     """Hex digest over name, dtype, shape, and bit patterns of all parameters and saved buffers.
 
-    Patterns are summed along rows and along columns, modulo 2**32 (2**64 for wider numbers). Any single change shows, and so does an
-    exchange of rows or columns; a forger could defeat it.
+    Patterns are summed along rows and along columns, modulo 2**32 (2**64 for wider numbers). Any single change
+    shows, and so does an exchange of rows or columns; a forger could defeat it.
 
     Parameters
     ----------

@@ -79,7 +79,9 @@ def token_ids(model, given, name: str = "input_ids") -> torch.Tensor:
                 f"{name} is {shown(given)}; it must be a tensor, an array or a list [1, tokens], and token ids are "
                 "whole numbers."
             )
-        given = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+        given = (
+            torch.from_numpy(array.astype(array.dtype.newbyteorder("="))) if array.size else torch.empty(array.shape)
+        )
     if given.dim() != 2 or given.shape[0] != 1 or given.shape[1] == 0:
         raise UserError(f"{name} has shape {list(given.shape)}; it must be [1, tokens], with at least one token.")
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:

@@ -25,6 +25,9 @@ from forward_influence.run_files import (
     scan,
 )
 
+#: Of a study that says nothing about what it goes by name.
+_NO_INPUTS = Inputs()
+
 
 class CannotWrite(UserError):
     """The disk takes no more; what was written before is kept."""
@@ -64,7 +67,7 @@ class RunFolder:
 
     @classmethod
     def open(
-        cls, path: str | Path, spec: RunSpec, provenance: dict, inputs: Inputs = Inputs(), *, fresh: bool = False
+        cls, path: str | Path, spec: RunSpec, provenance: dict, inputs: Inputs = _NO_INPUTS, *, fresh: bool = False
     ) -> RunFolder:
         """Create or resume the run in a folder.
 

@@ -12,6 +12,9 @@ from forward_influence.inputs import shown, whole_number
 from forward_influence.selectors import Selector, selector_name
 from infokv.signals import TokenSignals, parse_signal, signal
 
+#: Integers of as many bytes as a number has.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
 
 def chosen_positions(selector: Selector, signals: TokenSignals, count: int, document: str) -> list[int]:
     """What a selector chooses, ascending.
@@ -94,4 +97,5 @@ def _changed(own: TokenSignals, signals: TokenSignals) -> str | None:
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    bits = _BITS[one.element_size()]
+    return torch.equal(one.view(bits), other.view(bits))

@@ -229,10 +229,12 @@ def _tokenizer_folder(text: str, offline: bool, notify: Callable[[str], None]) -
         return path
     if not path.exists() and hub.is_repo_id(text):
         return hub.snapshot(text, offline=offline, notify=notify)
-    raise UserError(f"tokenizer {text!r} is neither a folder nor a hub id 'org/name'; name one of those.")
+    raise UserError(f"tokenizer {text[:80]!r} is neither a folder nor a hub id 'org/name'; name one of those.")
 
 
 def _unknown(text: str) -> str:
+    if len(text) > 80:
+        text = f"{text[:77]}..."
     near = difflib.get_close_matches(text, ALIASES, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"try {DEFAULT_MODEL!r}."
     return (

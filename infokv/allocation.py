@@ -76,7 +76,9 @@ def generated_count(cuts: int, schedule: Schedule, budget: Budget, scorer) -> in
     """
     share = (budget if schedule.keep is None else Budget(keep=schedule.keep)).share
     if scorer.allocation == "rpc-official":
-        return cuts * int(schedule.every / (1 / float(share)))
+        ratio = 1 / float(share)  # a whole number in that code; typed as a share it may be off by a rounding
+        whole = round(ratio)
+        return cuts * int(schedule.every / (whole if math.isclose(ratio, whole, rel_tol=1e-9) else ratio))
     return int(cuts * schedule.every * share)
 
 

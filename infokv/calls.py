@@ -126,16 +126,16 @@ def _hooks(model, block_listeners: tuple[BlockListener, ...]) -> Iterator[None]:
 @contextlib.contextmanager
 def evaluation(model) -> Iterator[None]:
     """Dropout and autocast off inside the block; the training flag of every module is put back afterwards."""
-    training = [module for module in model.modules() if module.training]
     device = model.get_input_embeddings().weight.device.type
-    try:
-        for module in training:
-            module.training = False
-        with torch.autocast(device_type=device, enabled=False):
+    with ONE_AT_A_TIME, torch.autocast(device_type=device, enabled=False):
+        training = [module for module in model.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False
             yield
-    finally:
-        for module in training:
-            module.training = True
+        finally:
+            for module in training:
+                module.training = True
 
 
 def length_dependent(model) -> list[nn.Module]:

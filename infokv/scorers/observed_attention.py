@@ -25,7 +25,9 @@ class ObservedAttention(Scorer):
     def score(self, signals: TokenSignals) -> torch.Tensor:
         """``[layers, kv_heads, tokens]``, mean weight."""
         mass = group_mean(signals["attention_mass"], signals.kv_heads)
-        return mass / (signals.seen - signals.positions).to(mass.device)
+        seen_by = (signals.seen - signals.positions).to(mass.device)
+        windows = [facts.window or signals.seen for facts in signals.facts]  # later queries have left it behind
+        return torch.stack([one / seen_by.clamp_max(window) for one, window in zip(mass, windows, strict=True)])
 
 
 def group_mean(scores: torch.Tensor, kv_heads: int) -> torch.Tensor:

@@ -42,7 +42,7 @@ class PyramidKVKvpress(PyramidKV):
     Notes
     -----
     Source: kvpress 0.5.5, PyramidKVPress (window 64, kernel 5, unscaled mean). Where the last layer would have
-    less than the window, all layers keep alike: below 1,280 tokens there is no pyramid.
+    less than the window, all layers keep alike: with a mean of less than beta x window tokens there is no pyramid.
     """
 
     kernel: int = 5

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from infokv.budget import Schedule
 from infokv.errors import Refused
 from infokv.scorer import Scorer
 from infokv.signals import TokenSignals, signal
@@ -31,22 +32,27 @@ class RKV(Scorer):
         Last queries whose attention counts; their tokens are kept by rule.
     kernel : int
         Width of the pool, odd.
+    every : int
+        Generated tokens between two cuts.
 
     Notes
     -----
     Source: R-KV (arXiv 2505.24133) and its code, defaults included. Of similar tokens the latest is spared.
+    The prompt is cut like what was generated.
     """
 
     weight: float = 0.07
     window: int = 8
     kernel: int = 7
+    every: int = 128
 
     def __post_init__(self):
         if not 0 <= self.weight <= 1:
             raise Refused(f"weight is {self.weight}; it must be from 0 to 1.")
         if self.window < 1:
             raise Refused(f"window is {self.window}; it must be at least 1 query.")
-        self._options()  # refuses an unfit kernel
+        self._options()  # these two refuse what is unfit
+        Schedule(every=self.every)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -55,6 +61,10 @@ class RKV(Scorer):
     @property
     def recent(self) -> int:
         return self.window
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(every=self.every, recent=self.window, protect_prompt=False)
 
     def _options(self) -> WindowOptions:
         return WindowOptions(support="region", group="logits", pool="max", kernel=self.kernel)

@@ -47,7 +47,8 @@ class RPC(Scorer):
         if self.window < 1:
             raise Refused(f"window is {self.window}; it must be at least 1 query.")
         one_of("heads", self.heads, ("layer", "kv"))
-        self.options()  # refuses what is unfit
+        self.options()  # these two refuse what is unfit
+        Schedule(every=self.every)
 
     def options(self) -> WindowOptions:
         """How its window attention becomes a score."""

@@ -328,6 +328,7 @@ def bad_ids():
         (None, "input_ids is None; it must be"),
         ([], r"input_ids has shape \[0\]; it must be \[1, tokens\]"),
         ([[]], r"input_ids has shape \[1, 0\]"),
+        (np.empty((1, 0), dtype=object), r"input_ids has shape \[1, 0\]"),
         (torch.tensor(3), r"input_ids has shape \[\]"),
         (ids.expand(2, -1), r"input_ids has shape \[2, 50\]"),
     ]

@@ -79,7 +79,7 @@ def test_interrupted_twice_at_once(tiny, tmp_path):
     """Whatever the first interrupt has reached when the second one comes."""
     folder, expected = tiny
     out, chance = tmp_path / "run", random.Random(7)
-    for pause in (0.0, 0.0005, 0.002, 0.004, 0.007, 0.01):
+    for pause in (0.0, 0.001, 0.004, 0.01):
         before, running = size(out / "rows.jsonl"), Command(command(folder, out), tmp_path)
         assert running.wait_for(lambda before=before: size(out / "rows.jsonl") > before)
         time.sleep(chance.uniform(0, 0.02))
@@ -88,7 +88,9 @@ def test_interrupted_twice_at_once(tiny, tmp_path):
             time.sleep(pause)
         assert running.wait() == 130
         assert running.stderr == ("\nInterrupted; finished rows are kept, and the same command goes on from there.\n")
-        assert before < len((out / "rows.jsonl").read_bytes().rpartition(b"\n")[0])
+        rows = (out / "rows.jsonl").read_bytes()
+        assert len(rows) >= before
+        assert rows.endswith(b"\n") or not rows
     last = Command(command(folder, out), tmp_path)
     assert last.wait() == 0
     alike(read_rows(out), expected)

@@ -104,28 +104,16 @@ def test_a_window_in_the_mask_alone_is_refused_however_long(make):
     ],
 )
 def test_a_block_that_gives_no_residual_stream_is_refused(change, sentence):
-    """The model's numbers are right; signals would read something else from its blocks."""
+    """The model's numbers are right, because the next block undoes it; signals would read something else."""
     model = build("llama")
-    model.model.layers[1].register_forward_hook(lambda module, args, output: change(output))
-    restored = {"cat": lambda states: states[:1], "tuple": lambda states: states[1]}
 
     def undo(module, args):
-        states = args[0]
-        if isinstance(states, tuple):
-            return restored["tuple"](states), *args[1:]
-        return (states[0] if states.dim() == 4 else restored["cat"](states)), *args[1:]
+        states = args[0][1] if isinstance(args[0], tuple) else args[0]
+        return states.reshape(-1, *states.shape[-2:])[:1], *args[1:]
 
+    model.model.layers[1].register_forward_hook(lambda module, args, output: change(output))
     model.model.layers[2].register_forward_pre_hook(undo)
     with pytest.raises(UserError, match=sentence):
-        check_model(model)
-
-
-def test_blocks_that_run_twice_are_refused():
-    model = build("llama")
-    model.model.layers[1].forward, again = model.model.layers[2].forward, model.model.layers[2]
-    model.model.layers[1].register_forward_pre_hook(lambda *_: None)
-    model.model.layers[1].forward = lambda *args, **kwargs: again(*args, **kwargs)
-    with pytest.raises(UserError, match=r"blocks ran in the order|differs from its own forward|cannot be run"):
         check_model(model)
 
 

@@ -8,7 +8,9 @@ import shutil
 
 import pytest
 import torch
-from tiny_models import build
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import ARCHITECTURES, build
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from forward_influence import hub
@@ -272,6 +274,92 @@ def test_refused_before_weights_load(folder, case):
     with pytest.raises(UserError, match=reason) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
+
+
+BROKEN_FILES = {
+    "cut short": (b'{"model_type": "llama"', "not valid JSON"),
+    "empty": (b"", "not valid JSON"),
+    "not UTF-8": (b'{"model_type": "\xff"}', "not valid JSON"),
+    "too deep": (b"[" * 100_000, "not valid JSON"),
+    "a list": (b"[1, 2]", "holds a JSON list where an object is needed"),
+    "a number": (b"3", "holds a JSON int"),
+    "null": (b"null", "holds a JSON NoneType"),
+    "no type": (b"{}", "cannot be used by transformers"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_FILES)
+def test_broken_configuration_files_are_one_sentence(folder, case):
+    content, reason = BROKEN_FILES[case]
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=reason) as caught:
+        resolve_model(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("num_hidden_layers", -3, "num_hidden_layers -3; it must be a whole number of at least 1"),
+        ("num_hidden_layers", 0, "num_hidden_layers 0"),
+        ("num_hidden_layers", 10**9, "num_hidden_layers 1000000000; no model has more than"),
+        ("hidden_size", -48, "hidden_size -48"),
+        ("max_position_embeddings", -1, "max_position_embeddings -1"),
+        ("vocab_size", None, "vocab_size"),
+        ("model_type", 7, "has model_type 7"),
+        ("model_type", ["llama"], "has model_type"),
+        ("architectures", "LlamaForCausalLM", "has architectures 'LlamaForCausalLM' where a list of names is needed"),
+        ("layer_types", [1, 2, 3], "has layer_types"),
+        ("num_key_value_heads", 0, "num_key_value_heads 0"),
+    ],
+)
+def test_sizes_that_no_model_has_are_named(folder, name, value, reason):
+    edit_config(folder, **{name: value})
+    with pytest.raises(UserError, match=reason) as caught:
+        resolve_model(folder)
+    assert "\n" not in str(caught.value)
+
+
+_good = {name: json.loads(ARCHITECTURES[name]()[1].to_json_string(use_diff=False)) for name in ("llama", "gemma3")}
+_bad = st.sampled_from([None, -1, 0, 2.5, 1e400, True, "x", "", [], {}, [1], ["a"], {"a": 1}, [None], 10**30])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_key_may_hold_anything(data, tmp_path):
+    """A model that resolves, or one sentence; 1 in 3 examples has two wrong keys."""
+    config = dict(_good[data.draw(st.sampled_from(sorted(_good)))])
+    for key in data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=2)):
+        config[key] = data.draw(_bad)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "pytorch_model.bin").touch()
+    sentence = ""
+    try:
+        assert resolve_model(tmp_path).parameters > 0
+    except UserError as error:
+        sentence = str(error)
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, f"{'y' * 300}/z", "a/" * 3000, "nul\0l", "~no-such-user-here/model"])
+def test_names_that_no_path_can_have(folder, name):
+    for options in ({"model": name}, {"model": folder, "tokenizer": name}):
+        with pytest.raises(UserError) as caught:
+            resolve_model(**options, offline=True)
+        sentence = str(caught.value)
+        assert "\n" not in sentence and len(sentence) < 400
+
+
+def test_broken_tokenizers_and_unreadable_files_are_one_sentence(folder):
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match="no tokenizer can be loaded") as caught:
+        load_tokenizer(resolve_model(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_objects_of_torch_say_dtype_and_device(folder):
+    loaded = load(folder, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert (loaded.dtype, loaded.device) == ("bfloat16", "cpu")
 
 
 def test_what_is_no_model(tmp_path, folder):

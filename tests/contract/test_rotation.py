@@ -9,8 +9,11 @@ import torch
 from tiny_models import ARCHITECTURES, build, random_ids
 
 from infokv.errors import Refused
+from infokv.forward import forward_chunks
 from infokv.prefill import prefill
+from infokv.recorder import Recorder
 from infokv.rotation import Rotation
+from infokv.store import TokenStore
 
 LENGTH = 40
 
@@ -143,6 +146,19 @@ def test_moments_of_future_queries(name, chunk):
 def test_a_text_shorter_than_what_is_left_out():
     moments = prefill(model_of("llama"), random_ids(3), ("future_queries(skip=5)",))[1]["future_queries(skip=5)"]
     assert all(bool((one == 0).all()) for one in moments)
+
+
+def test_moments_do_not_grow_with_the_text():
+    model, need = model_of("llama"), "future_queries(skip=4,future=12)"
+    held = []
+    for length in (40, 120):
+        recorder, store = Recorder(model, (need,)), TokenStore(3, length)
+        for _ in forward_chunks(
+            model, store, random_ids(length), chunk_size=10, total_length=length, listeners=(recorder,)
+        ):
+            pass
+        held.append(recorder.held_bytes)
+    assert held[0] == held[1] > 0
 
 
 def refused():

@@ -138,15 +138,15 @@ def test_conversion_keeps_bool_and_int_apart():
 def test_numbers_of_numpy_are_numbers():
     import numpy as np
 
-    for given, hint, expected in (
+    for value, hint, expected in (
         (np.int64(3), int, 3), (np.uint8(3), int, 3), (np.int32(3), float, 3.0), (np.float32(0.5), float, 0.5),
         (np.int64(3), int | None, 3),
     ):  # fmt: skip
-        got = convert(given, hint, "x")
+        got = convert(value, hint, "x")
         assert got == expected and type(got) is type(expected)
-    for given, hint in ((np.float64(3), int), (np.bool_(True), int), (np.int64(1), bool), (np.bool_(True), float)):
+    for value, hint in ((np.float64(3), int), (np.bool_(True), int), (np.int64(1), bool), (np.bool_(True), float)):
         with pytest.raises(Refused):
-            convert(given, hint, "x")
+            convert(value, hint, "x")
 
 
 @pytest.fixture

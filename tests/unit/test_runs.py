@@ -32,8 +32,8 @@ def make_row(document: str, selector: str = "entropy", status: str = "ok", **cha
     return row | change
 
 
-def open_folder(path, spec=SPEC, provenance=None, inputs=Inputs(), **options) -> RunFolder:
-    return RunFolder.open(path, spec, provenance or {"command": "measure"}, inputs, **options)
+def open_folder(path, spec=SPEC, provenance=None, **options) -> RunFolder:
+    return RunFolder.open(path, spec, provenance or {"command": "measure"}, **options)
 
 
 def names(rows) -> list[str]:

@@ -59,7 +59,7 @@ def naive_weights(signals, query_head, region_only):
             if facts.softcap:
                 logit = facts.softcap * math.tanh(logit / facts.softcap)
             terms[slot] = math.exp(logit)
-        total = sum(terms.values())
+        total = sum(terms.values()) or 1  # a window that hides all of the region
         out.append([terms.get(slot, 0.0) / total for slot in range(signals.tokens)])
     return out
 
@@ -87,7 +87,7 @@ def inside(scores, signals):
     return scores[0][:, signals.candidates.start : signals.candidates.stop].double()
 
 
-@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize("window", [None, 60, 8])
 @pytest.mark.parametrize("capped", [None, 2.0])
 def test_rpc(window, capped):
     for scorer, rows in ((RPC(window=6), None), (RPCOfficial(window=6), [1, 2, 3, 4, 5, 5])):
@@ -157,6 +157,9 @@ def test_scores_by_position():
         for slot, place in enumerate(KEPT[head].tolist()):
             mean = (mass[0, 2 * head, slot] + mass[0, 2 * head + 1, slot]) / 2 / (SEEN - place)
             assert ObservedAttention().score(signals)[0, head, slot].item() == pytest.approx(mean.item(), rel=1e-5)
+    narrow = cut(ObservedAttention(), window=10)
+    wide = ObservedAttention().score(signals) * (SEEN - KEPT) / (SEEN - KEPT).clamp(max=10)
+    torch.testing.assert_close(ObservedAttention().score(narrow), wide)  # ten queries saw each old token
     drawn = Random().score(cut(Random()))[0]
     same = {int(KEPT[0][i]): drawn[0, i].item() for i in range(KEPT.shape[1])}
     assert all(same[int(KEPT[1][i])] == drawn[1, i].item() for i in range(KEPT.shape[1]) if int(KEPT[1][i]) in same)
@@ -218,6 +221,7 @@ def test_rkv_in_blocks(monkeypatch):
         "snapkv:window=0", "snapkv:kernel=2", "snapkv:pool=min", "snapkv:heads=all", "snapkv:norm=l2",
         "pyramidkv:beta=0", "pyramidkv:kernel=2", "fastkv:window=0", "fastkv:pool=min", "fastkv:propagate=-1",
         "fastkv:tsp_rate=0", "fastkv:tsp_length=0", "rpc:pool=min", "rpc:heads=query", "rpc:window=0",
+        "rpc:every=0", "rkv:every=0", "rkv:weight=2", "rkv:window=0", "rkv:kernel=2",
         "expected-attention:n_future=0", "expected-attention:n_sink=-1", "expected-attention:epsilon=-1",
     ],
 )  # fmt: skip
