@@ -56,7 +56,6 @@ def command(
     from forward_influence.cli import FAILED, INTERRUPTED
     from forward_influence.cli.streams import OutputLost
     from forward_influence.errors import UserError
-
     from forward_influence.selectors import DEFAULT_SELECTORS
     from forward_influence.study import Incomplete, measure
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forward_influence.errors import UserError
-from forward_influence.rows import SCHEMA_VERSION, RunSpec, check_row, loads_row
+from forward_influence.row_check import check_row
+from forward_influence.rows import SCHEMA_VERSION, RunSpec, loads_row
 
 try:
     import fcntl

@@ -11,7 +11,8 @@ from pathlib import Path
 from forward_influence.contents import Contents, Inputs, survey
 from forward_influence.errors import UserError
 from forward_influence.paths import reachable_path
-from forward_influence.rows import SCHEMA_VERSION, RunSpec, check_row, dumps_row
+from forward_influence.row_check import check_row
+from forward_influence.rows import SCHEMA_VERSION, RunSpec, dumps_row
 from forward_influence.run_files import (
     ROWS,
     RUN_JSON,

@@ -163,16 +163,14 @@ class QueriesCollector(Collector):
         self.facts[index] = facts
         parts = self._parts[index]
         parts.append(queries[0, :, -(self._last or 0) :].clone())
-        if self._last is not None:
-            held = sum(part.shape[1] for part in parts)
-            while held - parts[0].shape[1] >= self._last:
-                held -= parts.pop(0).shape[1]
+        if self._last is not None and len(parts) > self._last:  # parts of at least one query each
+            self.queries(index, slice(None))
 
     def queries(self, index: int, heads: slice) -> torch.Tensor:
         """The held queries of one layer."""
-        joined = torch.cat(self._parts[index], dim=1)
+        joined = torch.cat(self._parts[index], dim=1)[:, -(self._last or 0) :]
         self._parts[index] = [joined]
-        return joined[heads, -(self._last or 0) :]
+        return joined[heads]
 
     def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> list[torch.Tensor]:
         return [self.queries(index, heads)]

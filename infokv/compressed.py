@@ -51,9 +51,12 @@ class Plan:
         if self.cuts_prompt(prompt) or self.propagates:
             needs += tuple(self.scorer.needs)
             needs += weight_needs(self.scorer) if layer_allocation(self.budget, self.scorer) == "entropy" else ()
-        if self.schedule is not None:
-            needs += tuple(self.scorer.for_decoding().needs)
-        return needs
+        return needs + self.decode_needs
+
+    @property
+    def decode_needs(self) -> tuple[str, ...]:
+        """Signals to record for the cuts of what is generated."""
+        return () if self.schedule is None else tuple(self.scorer.for_decoding().needs)
 
 
 class CompressedStore(TokenStore):
@@ -179,7 +182,7 @@ class CompressedStore(TokenStore):
         self._prompt_kept = [layer.length for layer in self.layers]
         if plan.schedule is None:  # nobody will ask again
             self._records = False
-            self.recorder.forget()
+        self.recorder.keep(plan.decode_needs)
 
     def _weights(self) -> list[float] | None:
         if layer_allocation(self.plan.budget, self.plan.scorer) != "entropy":

@@ -164,10 +164,11 @@ class Recorder:
             values_by_name={name: _of_all_layers(one, views) for name, one in self._rows[0].items()},
         )
 
-    def forget(self) -> None:
-        """Drop everything that was collected, and collect no more."""
-        self._rows, self._ids = [{}], []
-        self._who = {method: [] for method in self._who}
+    def keep(self, needs: Iterable[str]) -> None:
+        """Drop all collectors but those of these signals."""
+        names = {signal(kind, **given) for kind, given in map(parse_signal, needs)}
+        self._rows = [{name: one for name, one in row.items() if name in names} for row in self._rows]
+        self._who = {method: self._that(method) for method in self._who}
 
     @property
     def held_bytes(self) -> int:

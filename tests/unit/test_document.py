@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from forward_influence.document import blank_row, choose, chunk_numbers
 from forward_influence.errors import UserError
 from forward_influence.kl import Comparison
-from forward_influence.rows import ROW_FIELDS, RunSpec, check_row, dumps_row, loads_row
+from forward_influence.row_check import check_row
+from forward_influence.rows import ROW_FIELDS, RunSpec, dumps_row, loads_row
 from forward_influence.selectors import Selector
 from infokv.checks import synthetic_signals
 from infokv.errors import Refused

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forward_influence.errors import UserError
+from forward_influence.row_check import check_row
 from forward_influence.rows import (
     ROW_FIELDS,
     InfluenceCurve,
     RunSpec,
-    check_row,
     dumps_row,
     loads_row,
     parse_fraction,
