@@ -14,13 +14,13 @@ from forward_influence.builtin_selectors import Recompute
 from forward_influence.engine import CHUNK_SIZE, compare_rows, recomputed_states
 from forward_influence.errors import UserError
 from forward_influence.kl import Comparison
-from forward_influence.memory import is_out_of_memory
 from forward_influence.plan import document_seed
 from forward_influence.removal import removal_flags
 from forward_influence.rows import RunSpec, removal_count, row_key
 from forward_influence.selection import chosen_positions
 from forward_influence.selectors import NotListed, Selector, describe_error
 from infokv.calls import evaluation
+from infokv.errors import is_out_of_memory
 from infokv.prefill import prefill
 from infokv.signals import TokenSignals
 

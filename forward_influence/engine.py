@@ -22,9 +22,10 @@ from forward_influence.inputs import (
     token_ids,
 )
 from forward_influence.kl import Comparison, compare_logits
-from forward_influence.memory import is_out_of_memory, rows_that_fit
+from forward_influence.memory import rows_that_fit
 from forward_influence.removal import Removal, check_shapes, removal_sets, stack_sets, unique_sets
 from infokv.calls import evaluation
+from infokv.errors import is_out_of_memory
 from infokv.forward import Head, forward_chunks, logit_slices
 from infokv.prefill import prefill
 from infokv.store import TokenStore

@@ -10,6 +10,7 @@ import torch
 
 from forward_influence.context import context_limit
 from forward_influence.errors import UserError
+from infokv.modelcheck import ensure_checked
 
 
 def shown(value) -> str:
@@ -48,6 +49,8 @@ def causal_model(given):
     ------
     UserError
         If it is something else, or has no head.
+    Refused
+        If it does not run right on a token store, as far as a short text shows.
     """
     from forward_influence.models import LoadedModel
 
@@ -58,6 +61,7 @@ def causal_model(given):
         )
     if model.get_output_embeddings() is None:
         raise UserError(f"{type(model).__name__} has no head that predicts tokens; load it with AutoModelForCausalLM.")
+    ensure_checked(model)
     return model
 
 

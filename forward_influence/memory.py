@@ -75,10 +75,3 @@ def rows_that_fit(model, prefix: TokenStore, horizon: int, chunk_size: int, othe
     return max(1, min(_MOST_ROWS, room // need.per_row))
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on any device."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error).lower()
-    words = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "bad_alloc")
-    return any(one in text for one in words)

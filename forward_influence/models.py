@@ -151,9 +151,13 @@ def load_model(
     verify_extension(network, plan.method)
     result = {}
     if check:
-        from forward_influence.modelcheck import check_model
+        from infokv.errors import Refused
+        from infokv.modelcheck import ensure_checked
 
-        result = check_model(network)
+        try:
+            result = ensure_checked(network)
+        except Refused as error:
+            raise UserError(str(error)) from error
     return LoadedModel(
         network,
         words,
@@ -173,7 +177,7 @@ def _load_weights(
 ) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from forward_influence.memory import is_out_of_memory
+    from infokv.errors import is_out_of_memory
 
     folder = _weights_folder(source, tell)
     try:

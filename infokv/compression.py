@@ -15,6 +15,7 @@ from infokv.call_checks import check_fresh, check_generation, check_mask, check_
 from infokv.calls import StoreCalls
 from infokv.compressed import CompressedStore, Plan
 from infokv.errors import Refused
+from infokv.modelcheck import ensure_checked
 from infokv.propagation import propagating
 from infokv.scorer import Scorer, get_scorer
 
@@ -106,6 +107,7 @@ class Compression:
         self.store: CompressedStore | None = None
         self._calls = StoreCalls(model)
         self._chunk = chunk
+        ensure_checked(model)
         self._arguments = list(inspect.signature(type(self._calls.base).forward).parameters)[1:]
         self._twins: WeakKeyDictionary = WeakKeyDictionary()  # a caller's cache, empty when it came -> our store
         self._announced: tuple[int, int | None] | None = None  # lengths of prompt and whole text, in generate()

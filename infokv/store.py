@@ -12,7 +12,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from infokv.errors import Refused
 
-
 #: Slots by which a full buffer grows at least.
 _ROOM = 256
 

@@ -12,6 +12,7 @@ from transformers import DynamicCache, StoppingCriteriaList
 
 from infokv import (
     RPC,
+    TOVA,
     Budget,
     FastKV,
     FullCache,
@@ -21,7 +22,6 @@ from infokv import (
     Schedule,
     SnapKV,
     StreamingLLM,
-    TOVA,
     compress,
 )
 from infokv.calls import cache_argument
@@ -136,9 +136,8 @@ def test_ways_to_run(how):
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_pipeline(name):
-    from transformers import pipeline
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast, pipeline
 
     words = {f"w{index}": index for index in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))

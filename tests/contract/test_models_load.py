@@ -116,7 +116,7 @@ def test_bin_weights_load(folder, original):
 
 
 def test_reference_check_is_called_and_kept(folder, monkeypatch):
-    import forward_influence.modelcheck as modelcheck
+    import infokv.modelcheck as modelcheck
 
     seen = []
     monkeypatch.setattr(modelcheck, "check_model", lambda model: seen.append(model) or {"passed": True})

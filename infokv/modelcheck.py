@@ -1,4 +1,4 @@
-"""A one-second check that an architecture does what the engine takes for granted.
+"""A one-second check that an architecture does what the token store takes for granted.
 
 Two chunks over the token store must give the logits of one plain forward, and hiding keys must give
 those of a plain forward with them masked, by the model's own attention. What an architecture does differently
@@ -8,16 +8,14 @@ those of a plain forward with them masked, by the model's own attention. What an
 from __future__ import annotations
 
 import time
+from weakref import WeakKeyDictionary
 
 import torch
 
-from forward_influence.engine import MaskingEngine
-from forward_influence.errors import UserError
-from forward_influence.memory import is_out_of_memory
 from infokv.attention import attention_named
 from infokv.calls import evaluation
-from infokv.errors import Refused
-from infokv.forward import forward_chunks
+from infokv.errors import Refused, is_out_of_memory
+from infokv.forward import Head, forward_chunks
 from infokv.store import TokenStore
 
 _PREFIX, _LENGTH = 24, 40
@@ -26,8 +24,19 @@ _PREFIX, _LENGTH = 24, 40
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 
 
+#: What was found about models that are still alive; an architecture does not change.
+_CHECKED: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def ensure_checked(model) -> dict:
+    """:func:`check_model`, once for each model object."""
+    if model not in _CHECKED:
+        _CHECKED[model] = check_model(model)
+    return _CHECKED[model]
+
+
 def check_model(model) -> dict:
-    """Compare the engine with the model's own forward on a short random text.
+    """Compare a run over the token store with the model's own forward on a short random text.
 
     Returns
     -------
@@ -37,7 +46,7 @@ def check_model(model) -> dict:
 
     Raises
     ------
-    UserError
+    Refused
         If an error is above the tolerance, or the model does not run in this way at all.
     """
     began = time.perf_counter()
@@ -47,23 +56,30 @@ def check_model(model) -> dict:
     ids = torch.randint(0, vocabulary, (1, _LENGTH), generator=generator).to(device)
     hidden = torch.zeros(1, 1, 1, _PREFIX, dtype=torch.bool, device=device)
     hidden[..., _PREFIX // 2 :] = True  # half of the prefix, so that the effect stands out from rounding
-    name = type(model).__name__
+    name, head = type(model).__name__, Head(model)
     try:
         with torch.inference_mode(), evaluation(model):
             # Eager is the definition of an architecture; fused attentions have dropped soft-caps before.
             with attention_named(model, "eager"):
-                plain = model(ids, use_cache=False).logits[0, _PREFIX:].double()
-                masked = model(ids, attention_mask=_mask(model), use_cache=False).logits[0, _PREFIX:].double()
-            store = _filled_store(model, ids[:, :_PREFIX])
-            engine = MaskingEngine(model, store, ids[:, _PREFIX:], hidden, chunk_size=7)
-            ours = torch.cat([part for _, part in engine.logits()], dim=1).double()
+                plain, masked = (
+                    head(model.base_model(ids, use_cache=False, return_dict=True, **mask).last_hidden_state).double()[
+                        0, _PREFIX:
+                    ]
+                    for mask in ({}, {"attention_mask": _mask(model)})
+                )
+            store = _filled_store(model, ids[:, :_PREFIX]).fork(2, _LENGTH)
+            store.hide(torch.cat([torch.zeros_like(hidden), hidden]))
+            states = [states for _, states in forward_chunks(
+                model, store, ids[:, _PREFIX:].expand(2, -1), chunk_size=7, total_length=_LENGTH
+            )]  # fmt: skip
+            ours = head(torch.cat(states, dim=1)).double()
     except Refused as error:
-        raise UserError(f"{name} cannot be measured: {error}") from error
+        raise Refused(f"{name} cannot run on a token store: {error}") from error
     except Exception as error:  # an architecture can fail here in any way, and none of them is a measurement
         if is_out_of_memory(error):
             raise
         sentence = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{name} cannot be run on a token store ({sentence}); use another model.") from error
+        raise Refused(f"{name} cannot be run on a token store ({sentence}); use another model.") from error
     scale = max(1.0, plain.abs().max().item())
     result = {
         "error_chunked": (ours[0] - plain).abs().max().item() / scale,
@@ -74,12 +90,12 @@ def check_model(model) -> dict:
     }
     for what, label in (("error_chunked", "in chunks"), ("error_masked", "with hidden keys")):
         if not result[what] <= result["tolerance"]:
-            raise UserError(
+            raise Refused(
                 f"{name} run {label} differs from its own forward by {result[what]:.2g} of the largest logit (allowed "
-                f"{result['tolerance']:.0e}); its attention is not the one measured here, so use another model."
+                f"{result['tolerance']:.0e}); its attention is not the one known here, so use another model."
             )
     if result["error_masked"] > 0.5 * result["effect_masked"]:
-        raise UserError(
+        raise Refused(
             f"{name} run with hidden keys differs from its own forward by {result['error_masked']:.2g} of the largest "
             f"logit, where hiding them changes {result['effect_masked']:.2g}; use another model or dtype."
         )
