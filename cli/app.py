@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forward_influence.cli import doctor, measure, plot, selectors, show
+from forward_influence.cli import doctor, generate, measure, methods, plot, selectors, show
 
 app = typer.Typer(
     name="forward-influence",
@@ -17,6 +17,8 @@ app.command("measure")(measure.command)
 app.command("plot")(plot.command)
 app.command("show")(show.command)
 app.command("selectors")(selectors.command)
+app.command("generate")(generate.command)
+app.command("methods")(methods.command)
 app.command("doctor")(doctor.command)
 
 

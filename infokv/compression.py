@@ -213,6 +213,8 @@ class Compression:
         tokens = given.pop(name)
         given.pop("input_ids" if name == "inputs_embeds" else "inputs_embeds", None)
         rows, new = tokens.shape[:2]
+        if new == 0:
+            raise Refused("The call brings no tokens; pass at least one.")
         store = self._store_for(cache, rows, new)
         positions = torch.arange(store.seen, store.seen + new, device=tokens.device)[None]
         check_mask(given.pop("attention_mask", None), store.seen + new)

@@ -17,7 +17,7 @@ class SelfInformation(Scorer):
 
     Notes
     -----
-    The signal of Selective Context (arXiv 2310.06201), taken from the same model in full context. The first
+    Source: the signal of Selective Context (arXiv 2310.06201), taken from the same model in full context. The first
     token has no value and is kept by rule.
     """
 
