@@ -1,4 +1,4 @@
-"""Speed and memory of the masking engine on the default model; ``make bench`` runs it.
+"""Speed and memory of the masking engine and of compressed generation on the default model: ``make bench``.
 
 Everything is measured in one run, because machines are noisy: compare ratios, not runs. The parts take
 turns, and each number is the best of its turns.
@@ -13,6 +13,9 @@ import platform
 import sys
 import time
 from pathlib import Path
+
+from compression import PROMPT, measure_compression
+from compression import table as compression_table
 
 ROWS, PREFIX, HORIZON, CHUNK = 5, 2048, 1024, 256
 TOKEN_STEPS = 64
@@ -163,6 +166,8 @@ def main() -> None:
         "platform": platform.platform(),
         "torch": torch.__version__,
     }
+    result["compression"] = measure_compression(model, text_ids(loaded.tokenizer, PROMPT), options.turns)
+    result |= {name: value for name, value in result["compression"].items() if "ratio" in name}
     if not options.no_memory:
         result["peak_memory_bytes"] = {str(horizon): peak_memory(horizon) for horizon in MEMORY_HORIZONS}
         text = model.config
@@ -170,6 +175,8 @@ def main() -> None:
         result["cache_bytes"] = {str(h): (ROWS * (PREFIX + h) + PREFIX) * token for h in MEMORY_HORIZONS}
     options.out.write_text(json.dumps(result, indent=2) + "\n")
     print(table(result))
+    print()
+    print(compression_table(result["compression"]))
     print(f"written to {options.out}")
 
 

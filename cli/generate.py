@@ -156,7 +156,7 @@ def statistics(handle, timed: Timed, prompt: int) -> list[str]:
         decode = f"decode {(timed.generated - 1) / timed.decode_seconds:.1f} tokens/s"
     whole = timed.prefill_seconds + timed.decode_seconds
     return [
-        f"tokens   {prompt} of the prompt, {timed.generated} generated; {max(handle.seen)} seen by the cache, {kept} kept",
+        f"tokens   {prompt} of the prompt and {timed.generated} generated; the cache saw {max(handle.seen)}, kept {kept}",
         f"cache    {_size(handle.stored_bytes)} of {_size(handle.full_bytes)} in full ({share:.0%}); "
         f"peak {_size(handle.peak_bytes)} with signals",
         f"speed    prefill {prompt / timed.prefill_seconds:.0f} tokens/s ({timed.prefill_seconds:.2f} s), {decode}",

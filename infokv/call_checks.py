@@ -87,5 +87,7 @@ def joined(outputs: list):
     if len(outputs) > 1:
         whole.last_hidden_state = torch.cat([one.last_hidden_state for one in outputs], dim=1)
         if getattr(whole, "hidden_states", None) is not None:
-            whole.hidden_states = tuple(torch.cat(layer, dim=1) for layer in zip(*(one.hidden_states for one in outputs)))
+            whole.hidden_states = tuple(
+                torch.cat(layer, dim=1) for layer in zip(*(one.hidden_states for one in outputs))
+            )
     return whole

@@ -142,8 +142,8 @@ class RepresentationEvolutionCollector(_PositionTable):
         step = max(1, _STATES // (len(chunk) * states.shape[-1]))
         for start in range(0, states.shape[1], step):
             part = torch.stack([one[start : start + step].to(device) for one in chunk]).float()
-            unit = F.normalize(part, dim=-1)
-            evolution = 1 - (unit * unit[-1]).sum(-1)
+            size = torch.linalg.vector_norm(part, dim=-1).clamp_min(torch.finfo(part.dtype).tiny)
+            evolution = 1 - torch.linalg.vecdot(part, part[-1:]) / size / size[-1]
             evolution[-1] = 0  # by identity, not by arithmetic
             self._parts.append(evolution)
 

@@ -176,9 +176,7 @@ class CompressedStore(TokenStore):
                 for index, (layer, count) in enumerate(zip(self.layers, counts)):
                     positions = layer.slot_positions(layer.keys.device)[0, 0]
                     sinks = int((positions < scorer.sinks).sum())  # a window may have left some behind
-                    cut_layer(
-                        layer, self.recorder, scorer, index, count, sinks=sinks, recent=scorer.recent, seed=index
-                    )
+                    cut_layer(layer, self.recorder, scorer, index, count, sinks=sinks, recent=scorer.recent, seed=index)
         self._prompt_kept = [layer.length for layer in self.layers]
         if plan.schedule is None:  # nobody will ask again
             self._records = False

@@ -115,9 +115,7 @@ class Compression:
     @property
     def kept(self) -> list[torch.Tensor]:
         """Per layer: original positions of what is stored, int ``[batch, kv_heads, n_kept]``, ascending."""
-        return [
-            layer.slot_positions("cpu").cpu().expand(*layer.keys.shape[:2], -1) for layer in self._latest().layers
-        ]
+        return [layer.slot_positions("cpu").cpu().expand(*layer.keys.shape[:2], -1) for layer in self._latest().layers]
 
     @property
     def seen(self) -> list[int]:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infokv import restricted_entropy
@@ -58,3 +58,18 @@ def test_bits():
 def test_refusals(k, base):
     with pytest.raises(Refused):
         restricted_entropy(torch.zeros(8), k, base=base)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 700), k=st.integers(1, 40), rows=st.integers(1, 3), ties=st.booleans(), seed=st.integers(0, 99)
+)
+def test_top_values_are_those_of_a_sort(size, k, rows, ties, seed):
+    from infokv.entropy import top_values
+
+    values = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+    values = values.round() if ties else values
+    values[:, 0] = float("-inf")
+    k = min(k, size)
+    expected = values.sort(dim=-1, descending=True).values[:, :k]
+    assert torch.equal(top_values(values, k).sort(dim=-1, descending=True).values, expected)
