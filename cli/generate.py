@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Exit, Option
+
+#: What a method declares beside ``score``; a class that derives from ``infokv.Scorer`` has them all.
+_FACTS = ("needs", "sinks", "recent", "allocation", "schedule", "for_decoding")
 
 
 def command(
@@ -49,11 +51,13 @@ def command(
 
     The text goes to standard output as it comes, everything else to standard error.
     """
+    from forward_influence.cli.prompts import read_prompt
+
     sampling = _sampling(temperature, top_p, top_k)
     _check("max-new-tokens", max_new_tokens, 1)
     _check("prefill-chunk", prefill_chunk, 1)
     _check("seed", seed, 0, 2**63 - 1)
-    text = _prompt(prompt, file)
+    text = read_prompt(prompt, file)
     if keep is not None and tokens is not None:
         raise _error(f"--keep {keep} and --tokens {tokens} exclude each other; give one of both.")
 
@@ -77,6 +81,7 @@ def command(
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
     source = resolve_model(model, tokenizer=tokenizer, offline=offline, notify=tell)
+    _check_layers(scorer, source)
     words = load_tokenizer(source, tell)
     ids = _ids(words, text, raw)
     new = _room(len(ids), max_new_tokens, source, tell)
@@ -156,7 +161,7 @@ def statistics(handle, timed: Timed, prompt: int) -> list[str]:
         decode = f"decode {(timed.generated - 1) / timed.decode_seconds:.1f} tokens/s"
     whole = timed.prefill_seconds + timed.decode_seconds
     return [
-        f"tokens   {prompt} of the prompt and {timed.generated} generated; the cache saw {max(handle.seen)}, kept {kept}",
+        f"tokens   prompt {prompt}, generated {timed.generated}; the cache saw {max(handle.seen)} and kept {kept}",
         f"cache    {_size(handle.stored_bytes)} of {_size(handle.full_bytes)} in full ({share:.0%}); "
         f"peak {_size(handle.peak_bytes)} with signals",
         f"speed    prefill {prompt / timed.prefill_seconds:.0f} tokens/s ({timed.prefill_seconds:.2f} s), {decode}",
@@ -201,53 +206,15 @@ def _sampling(temperature: float | None, top_p: float | None, top_k: int | None)
             "top_k": top_k or 0}  # fmt: skip
 
 
-def _prompt(prompt: str | None, file: str | None) -> str:
-    """The prompt, from wherever it comes."""
-    if prompt is not None and file is not None:
-        raise _error(f"A prompt and --file {file} were given; give one of both.")
-    where = "the prompt"
-    if file is not None:
-        where = f"file {file!r}"
-        try:
-            text = _decoded(Path(file).read_bytes(), where)
-        except (OSError, ValueError) as error:
-            if not isinstance(error, OSError) and "null" not in str(error):
-                raise
-            reason = getattr(error, "strerror", None) or error
-            raise _error(f"{where} cannot be read ({reason}); give the path of a UTF-8 text.") from error
-    elif prompt is not None and prompt != "-":
-        text = prompt
-    else:
-        where = "standard input"
-        if sys.stdin is None or (prompt is None and sys.stdin.isatty()):
-            raise _error("There is no prompt; give it as an argument, with --file PATH, or through standard input.")
-        text = _decoded(sys.stdin.buffer.read(), where)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # bytes of an argument that are no text
-        raise _error(f"{where} is no UTF-8 text ({error.reason}); give it in UTF-8.") from error
-    if not text.strip():
-        raise _error(f"{where} is empty; a prompt needs at least one word.")
-    return text
-
-
-def _decoded(content: bytes, where: str) -> str:
-    """Without a byte order mark, and without the line break that ends a text file."""
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _error(f"{where} is no UTF-8 text (byte {error.start}: {error.reason}); convert it first.") from error
-    return text.removesuffix("\n").removesuffix("\r")
-
-
 def _scorer(method: str):
     from forward_influence.cli.methods import kv_head_method, per_query_head
     from infokv.scorer import get_scorer
     from infokv.signals import parse_signal
 
     scorer = get_scorer(method)
-    if not hasattr(scorer, "score"):
-        raise _error(f"{method!r} is no method: it has no score(signals); see the command methods for those there are.")
+    missing = [name for name in ("score", *_FACTS) if not hasattr(scorer, name)]
+    if missing:
+        raise _error(f"{method!r} is no method: it has no {missing[0]}; derive the class from infokv.Scorer.")
     if per_query_head(scorer):
         raise _error(
             f"{method} chooses tokens for each query head, and a cache holds KV heads; use {kv_head_method(scorer)}."
@@ -255,6 +222,13 @@ def _scorer(method: str):
     for name in scorer.needs:
         parse_signal(name)
     return scorer
+
+
+def _check_layers(scorer, source) -> None:
+    deepest = source.config.get_text_config().num_hidden_layers - 1
+    propagate = getattr(scorer, "propagate", None)
+    if propagate is not None and propagate > deepest:
+        raise _error(f"propagate is {propagate}; {source.name} has layers 0 to {deepest}.")
 
 
 def _schedule(scorer, given: dict):

@@ -157,19 +157,21 @@ class QueriesCollector(Collector):
     def __init__(self, *, last: int | None, layers: int):
         self._last = last
         self._parts: list[list[torch.Tensor]] = [[] for _ in range(layers)]
+        self._held = [0] * layers
         self.facts: list[LayerFacts | None] = [None] * layers
 
     def on_attention(self, index: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
         self.facts[index] = facts
-        parts = self._parts[index]
-        parts.append(queries[0, :, -(self._last or 0) :].clone())
-        if self._last is not None and len(parts) > self._last:  # parts of at least one query each
+        new = queries[0, :, -(self._last or 0) :].clone()
+        self._parts[index].append(new)
+        self._held[index] += new.shape[1]
+        if self._last is not None and self._held[index] > 2 * self._last:
             self.queries(index, slice(None))
 
     def queries(self, index: int, heads: slice) -> torch.Tensor:
         """The held queries of one layer."""
-        joined = torch.cat(self._parts[index], dim=1)[:, -(self._last or 0) :]
-        self._parts[index] = [joined]
+        joined = torch.cat(self._parts[index], dim=1)[:, -(self._last or 0) :].contiguous()
+        self._parts[index], self._held[index] = [joined], joined.shape[1]
         return joined[heads]
 
     def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> list[torch.Tensor]:
