@@ -109,3 +109,25 @@ def table(result: dict) -> str:
     share = result["scoring_share_of_prefill"]
     lines.append(f"share of prefill spent on scoring: infokv {share['infokv']:.1%}, snapkv {share['snapkv']:.1%}")
     return "\n".join(lines)
+
+
+def export(folder) -> None:
+    """The default model and the prompt in files that any transformers version reads."""
+    import json
+
+    from bench import text_ids
+    from forward_influence.models import load_model
+
+    loaded = load_model(check=False, offline=True)
+    loaded.model.save_pretrained(folder)
+    (folder / "prompt.json").write_text(json.dumps(text_ids(loaded.tokenizer, PROMPT)[0].tolist()))
+    print(f"written to {folder}")
+
+
+if __name__ == "__main__":
+    import argparse
+    from pathlib import Path
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--export", type=Path, required=True, metavar="FOLDER")
+    export(parser.parse_args().export)

@@ -78,11 +78,11 @@ def per_query_head(scorer) -> bool:
 
 def kv_head_method(scorer) -> str:
     """The name of the nearest method of the same family that has a set for each KV head."""
-    from infokv.scorer import SCORERS
+    from infokv.scorer import SCORERS, Scorer
 
-    names = {cls: name for name, cls in SCORERS}
-    family = (cls for cls in type(scorer).__mro__ if cls in names and not per_query_head(cls()))
-    return names[next(family, SCORERS.get("snapkv"))]
+    family = (cls() for cls in type(scorer).__mro__ if issubclass(cls, Scorer) and cls is not Scorer)
+    fitting = (one for one in family if not per_query_head(one))
+    return SCORERS.canonical(next(fitting, SCORERS.create("snapkv")))
 
 
 def source_of(cls: type) -> str:
