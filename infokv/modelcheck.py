@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from infokv.attention import attention_named
-from infokv.calls import evaluation
+from infokv.calls import evaluation, fixed_rope
 from infokv.errors import Refused, is_out_of_memory
 from infokv.forward import Head, forward_chunks
 from infokv.store import TokenStore
@@ -60,7 +60,7 @@ def check_model(model) -> dict:
     try:
         with torch.inference_mode(), evaluation(model):
             # Eager is the definition of an architecture; fused attentions have dropped soft-caps before.
-            with attention_named(model, "eager"):
+            with attention_named(model, "eager"), fixed_rope(model, _LENGTH):
                 plain, masked = (
                     head(model.base_model(ids, use_cache=False, return_dict=True, **mask).last_hidden_state).double()[
                         0, _PREFIX:
