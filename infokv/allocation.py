@@ -82,6 +82,12 @@ def generated_count(cuts: int, schedule: Schedule, budget: Budget, scorer) -> in
     return int(cuts * schedule.every * share)
 
 
+def budget_needs(scorer, budget: Budget) -> tuple[str, ...]:
+    """Signals for cutting a prompt: the scorer's, and those of layer weights if the allocation asks for them."""
+    by_entropy = layer_allocation(budget, scorer) == "entropy"
+    return (*scorer.needs, *(weight_needs(scorer) if by_entropy else ()))
+
+
 def weight_needs(scorer) -> tuple[str, ...]:
     """Signals that :func:`layer_weights` reads."""
     return _source(scorer).entropy_needs

@@ -220,7 +220,7 @@ class AttentionMassCollector(Collector):
         self._mass[index] = mass.gather(-1, by_head)
 
     def of_layer(self, index: int, layer: StoreLayer, heads: slice) -> torch.Tensor:
-        return self._mass[index][None, heads]
+        return self._mass[index][None, heads, -layer.length :]  # a window may have left the first ones behind
 
 
 class StoredCollector(Collector):

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from infokv.allocation import generated_count, layer_allocation, layer_counts, layer_weights, weight_needs
+from infokv.allocation import budget_needs, generated_count, layer_allocation
 from infokv.budget import Budget, Schedule
-from infokv.cuts import cut_layer
-from infokv.errors import Refused
+from infokv.cuts import chosen_slots, evict, prompt_slots
 from infokv.recorder import Recorder
 from infokv.scorer import Scorer
 from infokv.store import TokenStore
@@ -47,11 +46,8 @@ class Plan:
 
     def needs(self, prompt: int) -> tuple[str, ...]:
         """Signals to record for a prompt of this length."""
-        needs: tuple[str, ...] = ()
-        if self.cuts_prompt(prompt) or self.propagates:
-            needs += tuple(self.scorer.needs)
-            needs += weight_needs(self.scorer) if layer_allocation(self.budget, self.scorer) == "entropy" else ()
-        return needs + self.decode_needs
+        asked = self.cuts_prompt(prompt) or self.propagates
+        return (budget_needs(self.scorer, self.budget) if asked else ()) + self.decode_needs
 
     @property
     def decode_needs(self) -> tuple[str, ...]:
@@ -169,34 +165,16 @@ class CompressedStore(TokenStore):
                 self.recorder.on_evict(index, left)
 
     def _cut_prompt(self) -> None:
-        plan, scorer = self.plan, self.plan.scorer
+        plan = self.plan
         if plan.cuts_prompt(self.prompt):
             with self.recorder.watch:
-                counts = layer_counts(self.prompt, len(self.layers), plan.budget, scorer, self._weights())
-                for index, (layer, count) in enumerate(zip(self.layers, counts)):
-                    positions = layer.slot_positions(layer.keys.device)[0, 0]
-                    sinks = int((positions < scorer.sinks).sum())  # a window may have left some behind
-                    cut_layer(layer, self.recorder, scorer, index, count, sinks=sinks, recent=scorer.recent, seed=index)
+                chosen = prompt_slots(self.layers, self.recorder, plan.scorer, plan.budget, self.prompt)
+                for index, slots in enumerate(chosen):
+                    evict(self.layers[index], self.recorder, index, slots)
         self._prompt_kept = [layer.length for layer in self.layers]
         if plan.schedule is None:  # nobody will ask again
             self._records = False
         self.recorder.keep(plan.decode_needs)
-
-    def _weights(self) -> list[float] | None:
-        if layer_allocation(self.plan.budget, self.plan.scorer) != "entropy":
-            return None
-        if self.rows > 1:
-            raise Refused(
-                f"The batch has {self.rows} texts, whose layers would get budgets of their own; use "
-                "Budget(layers='uniform') or one text at a time."
-            )
-        scorer = self.plan.scorer
-        weights = []
-        for index, layer in enumerate(self.layers):
-            stop = max(1, layer.length - scorer.recent)
-            candidates = range(min(scorer.sinks, stop - 1), stop)
-            weights += layer_weights(scorer, self.recorder.of_layer(0, index, layer, candidates=candidates))
-        return weights
 
     def _cut_generated(self) -> None:
         plan, schedule = self.plan, self.plan.schedule
@@ -212,10 +190,11 @@ class CompressedStore(TokenStore):
                 else:
                     left = generated_count(self.cuts, schedule, plan.budget, scorer)
                     count = prompt + left + schedule.recent
-                cut_layer(
+                slots = chosen_slots(
                     layer, self.recorder, scorer, index, count, sinks=sinks, recent=schedule.recent,
                     seed=index + len(self.layers) * self.cuts,
                 )  # fmt: skip
+                evict(layer, self.recorder, index, slots)
 
     def _prompt_slots(self, layer) -> int:
         """Slots that hold tokens of the prompt; a window may have left some behind."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from infokv.calls import evaluation
 from infokv.forward import forward_chunks
 from infokv.recorder import Recorder
 from infokv.signals import TokenSignals
@@ -41,14 +42,23 @@ def prefill(model, input_ids: torch.Tensor, needs: Iterable[str] = (), *, chunk_
     signals : TokenSignals
     """
     tokens = input_ids.shape[1]
+    store, recorder = record(model, input_ids, needs, chunk_size=chunk_size, total_length=total_length)
+    return store, recorder.whole(store, candidates=range(tokens) if candidates is None else candidates, seed=seed)
+
+
+def record(model, input_ids: torch.Tensor, needs: Iterable[str] = (), *, chunk_size: int = 256,
+           total_length: int | None = None) -> tuple[TokenStore, Recorder]:  # fmt: skip
+    """Like :func:`prefill`, with the recorder that can be asked for the signals of each layer."""
+    tokens = input_ids.shape[1]
     recorder = Recorder(model, needs)
     store = TokenStore(recorder.layers, tokens)
-    for start, states in forward_chunks(
-        model, store, input_ids, chunk_size=chunk_size, total_length=total_length or tokens,
-        listeners=(recorder,), block_listeners=recorder.block_listeners,
-    ):  # fmt: skip
-        ids = input_ids[:, start : start + states.shape[1]]
-        recorder.on_ids(ids)
-        if recorder.wants_logits:
-            recorder.read(states, ids)
-    return store, recorder.whole(store, candidates=range(tokens) if candidates is None else candidates, seed=seed)
+    with evaluation(model):  # collectors compute, too
+        for start, states in forward_chunks(
+            model, store, input_ids, chunk_size=chunk_size, total_length=total_length or tokens,
+            listeners=(recorder,), block_listeners=recorder.block_listeners,
+        ):  # fmt: skip
+            ids = input_ids[:, start : start + states.shape[1]]
+            recorder.on_ids(ids)
+            if recorder.wants_logits:
+                recorder.read(states, ids)
+    return store, recorder

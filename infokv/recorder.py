@@ -47,10 +47,11 @@ class Recorder:
     def __init__(self, model, needs: Iterable[str], rows: int = 1):
         config = model.config.get_text_config()
         self.layers = config.num_hidden_layers
+        self.rows = rows
         self._query_heads = config.num_attention_heads
         self._head = Head(model)
         names = list(dict.fromkeys(signal(kind, **given) for kind, given in map(parse_signal, needs)))
-        self._rows = [{name: make_collector(name, model=model) for name in names} for _ in range(rows)]
+        self._collectors = [{name: make_collector(name, model=model) for name in names} for _ in range(rows)]
         self._who = {method: self._that(method) for method in ("on_attention", "on_block", "on_logits", "on_evict")}
         self.watch = Stopwatch()
         self.facts: list[LayerFacts | None] = [None] * self.layers
@@ -60,7 +61,7 @@ class Recorder:
         """Row and collector, for all collectors that do something with a call of this name."""
         return [
             (row, one)
-            for row, collectors in enumerate(self._rows)
+            for row, collectors in enumerate(self._collectors)
             for one in collectors.values()
             if getattr(type(one), method) is not getattr(Collector, method)
         ]
@@ -68,7 +69,7 @@ class Recorder:
     @property
     def wants_logits(self) -> bool:
         """Whether :meth:`read` must be given the final states of every token."""
-        return any(one.wants_logits for one in self._rows[0].values())
+        return any(one.wants_logits for one in self._collectors[0].values())
 
     @property
     def attention_listeners(self) -> tuple[Recorder, ...]:
@@ -142,7 +143,7 @@ class Recorder:
             facts=(self.facts[index],),
             positions=positions,
             seen=view.seen,
-            values_by_name={name: one.of_layer(index, view, heads) for name, one in self._rows[row].items()},
+            values_by_name={name: one.of_layer(index, view, heads) for name, one in self._collectors[row].items()},
         )
 
     def _ids_of(self, row: int, positions: torch.Tensor) -> torch.Tensor:
@@ -161,19 +162,19 @@ class Recorder:
             candidates=candidates,
             seed=seed,
             facts=tuple(self.facts),
-            values_by_name={name: _of_all_layers(one, views) for name, one in self._rows[0].items()},
+            values_by_name={name: _of_all_layers(one, views) for name, one in self._collectors[0].items()},
         )
 
     def keep(self, needs: Iterable[str]) -> None:
         """Drop all collectors but those of these signals."""
         names = {signal(kind, **given) for kind, given in map(parse_signal, needs)}
-        self._rows = [{name: one for name, one in row.items() if name in names} for row in self._rows]
+        self._collectors = [{name: one for name, one in row.items() if name in names} for row in self._collectors]
         self._who = {method: self._that(method) for method in self._who}
 
     @property
     def held_bytes(self) -> int:
         """Bytes of all that is held for scoring."""
-        return sum(_bytes(vars(one)) for collectors in self._rows for one in collectors.values())
+        return sum(_bytes(vars(one)) for collectors in self._collectors for one in collectors.values())
 
 
 def _of_all_layers(collector: Collector, layers: list[StoreLayer]):
