@@ -244,6 +244,8 @@ def _draw_counts(axes: Axes, counts: pandas.Series) -> None:
 
 def _title(runs: Runs) -> str:
     spec = runs.spec
+    if spec.mode == "keep":
+        return f"What compressed caches of {spec.prefix:,} prefix tokens lose"
     share, k = f"{100 * float(spec.fraction):.3g}%", removal_count(spec.prefix, spec.fraction)
     return f"Forward Influence of {k:,} of {spec.prefix:,} prefix tokens ({share})"
 

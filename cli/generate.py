@@ -52,6 +52,7 @@ def command(
     The text goes to standard output as it comes, everything else to standard error.
     """
     from forward_influence.cli.prompts import read_prompt
+    from forward_influence.cli.timing import Timed, statistics
 
     sampling = _sampling(temperature, top_p, top_k)
     _check("max-new-tokens", max_new_tokens, 1)
@@ -85,6 +86,12 @@ def command(
     words = load_tokenizer(source, tell)
     ids = _ids(words, text, raw)
     new = _room(len(ids), max_new_tokens, source, tell)
+    stay, by_rule = budget.resolve(len(ids)), scorer.sinks + scorer.recent
+    if prefill and scorer.allocation != "full" and stay < len(ids) and stay <= by_rule:
+        tell(
+            f"{stay} of {len(ids)} tokens of the prompt stay, and {method} keeps up to {by_rule} by rule, so that no "
+            "score counts; give a larger budget, or a smaller window."
+        )
     loaded = load_model(source, tokenizer=words, dtype=dtype, device=device, notify=tell)
 
     import torch
@@ -115,62 +122,6 @@ def command(
         print("\n".join(statistics(handle, streamer, len(ids))), file=sys.stderr, flush=True)
     if code:
         raise Exit(code)
-
-
-class Timed:
-    """A streamer that hands everything on, and notes when the tokens came."""
-
-    def __init__(self, streamer):
-        self._streamer = streamer
-        self._times: list[float] = []
-
-    def put(self, value) -> None:
-        """First the prompt, before it is run; then one token at a time."""
-        from time import perf_counter
-
-        self._times.append(perf_counter())
-        self._streamer.put(value)
-
-    def end(self) -> None:
-        """The last words, and a line break."""
-        self._streamer.end()
-
-    @property
-    def generated(self) -> int:
-        """Tokens that have come."""
-        return max(0, len(self._times) - 1)
-
-    @property
-    def prefill_seconds(self) -> float:
-        """Until the first token."""
-        return self._times[1] - self._times[0]
-
-    @property
-    def decode_seconds(self) -> float:
-        """From the first token to the last."""
-        return self._times[-1] - self._times[1]
-
-
-def statistics(handle, timed: Timed, prompt: int) -> list[str]:
-    """What was kept, what it saved and how fast it was, in a few lines."""
-    least, most = min(handle.stored), max(handle.stored)
-    kept = f"{least} in each layer" if least == most else f"{least}-{most} by layer"
-    share = handle.stored_bytes / handle.full_bytes
-    decode = "no decode"
-    if timed.generated > 1:
-        decode = f"decode {(timed.generated - 1) / timed.decode_seconds:.1f} tokens/s"
-    whole = timed.prefill_seconds + timed.decode_seconds
-    return [
-        f"tokens   prompt {prompt}, generated {timed.generated}; the cache saw {max(handle.seen)} and kept {kept}",
-        f"cache    {_size(handle.stored_bytes)} of {_size(handle.full_bytes)} in full ({share:.0%}); "
-        f"peak {_size(handle.peak_bytes)} with signals",
-        f"speed    prefill {prompt / timed.prefill_seconds:.0f} tokens/s ({timed.prefill_seconds:.2f} s), {decode}",
-        f"scoring  {handle.scoring_seconds:.2f} s of {whole:.2f} s",
-    ]
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 def _error(sentence: str) -> Exception:

@@ -76,15 +76,6 @@ def per_query_head(scorer) -> bool:
     return getattr(scorer, "heads", "kv") == "query"
 
 
-def kv_head_method(scorer) -> str:
-    """The name of the nearest method of the same family that has a set for each KV head."""
-    from infokv.scorer import SCORERS, Scorer
-
-    family = (cls() for cls in type(scorer).__mro__ if issubclass(cls, Scorer) and cls is not Scorer)
-    fitting = (one for one in family if not per_query_head(one))
-    return SCORERS.canonical(next(fitting, SCORERS.create("snapkv")))
-
-
 def source_of(cls: type) -> str:
     """The paper or code that a class's docstring names after ``Source:``, to the end of that sentence."""
     notes = " ".join((inspect.getdoc(cls) or "").partition("Source:")[2].split("\n\n")[0].split())

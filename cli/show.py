@@ -42,8 +42,7 @@ def describe(runs) -> str:
         f"run        {', '.join(str(one.path) for one in runs.runs)} (hash {runs.hash[:8]})",
         f"model      {facts.get('model', {}).get('name', '?')} ({spec.model[:40]}), {spec.dtype}",
         f"data       {facts.get('corpus', {}).get('name', '?')} ({spec.data[:40]})",
-        f"study      prefix {spec.prefix}, horizon {spec.horizon}, fraction {spec.fraction}, chunk {spec.chunk}, "
-        f"candidates {spec.sinks} to {spec.prefix - spec.recent - 1}, seed {spec.seed}",
+        f"study      {spec.sentence()}",
         f"rows       {runs.count('ok')} measured, {runs.count('skipped')} skipped, {runs.count('failed')} failed"
         f" of {planned(runs)} planned",
     ]

@@ -6,7 +6,7 @@ import importlib
 
 _WHERE = {
     "load_model": "models", "load_documents": "data", "measure": "study", "influence": "engine",
-    "MaskingEngine": "engine", "kl_divergence": "kl", "token_signals": "signals",
+    "fidelity": "keep_study", "MaskingEngine": "engine", "kl_divergence": "kl", "token_signals": "signals",
     "Selector": "selectors", "register_selector": "selectors", "check_selector": "checks",
     "InfluenceCurve": "rows", "RunSpec": "rows", "open_runs": "analysis.frames", "UserError": "errors",
 }  # fmt: skip

@@ -18,11 +18,9 @@ def code_hashes(selectors: Mapping[str, object]) -> dict[str, str]:
     It is taken over the source of the modules of the class and its bases; of a script or notebook that is
     running, over the class alone, because the rest of it changes from run to run.
     """
-    from forward_influence.selectors import TopScore
-
     hashes = {}
     for name, selector in selectors.items():
-        cls = type(selector.scorer if isinstance(selector, TopScore) else selector)
+        cls = type(getattr(selector, "scorer", selector))
         sources = [_source(one) for one in cls.__mro__ if one.__module__.partition(".")[0] not in _KNOWN]
         if sources:
             hashes[name] = hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]

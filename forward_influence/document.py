@@ -13,6 +13,7 @@ import torch
 from forward_influence.builtin_selectors import Recompute
 from forward_influence.engine import CHUNK_SIZE, compare_rows, recomputed_states
 from forward_influence.errors import UserError
+from forward_influence.evicting import compare_kept
 from forward_influence.kl import Comparison
 from forward_influence.plan import document_seed
 from forward_influence.removal import removal_flags
@@ -21,15 +22,21 @@ from forward_influence.selection import chosen_positions
 from forward_influence.selectors import NotListed, Selector, describe_error
 from infokv.calls import evaluation
 from infokv.errors import is_out_of_memory
-from infokv.prefill import prefill
+from infokv.prefill import prefill, record
 from infokv.signals import TokenSignals
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a selector chose for a document, or why it did not."""
+    """What a selector chose for a document, or why it did not.
 
-    positions: list[int] | None
+    Attributes
+    ----------
+    chosen : list of int, or list of Tensor, or None
+        Positions to remove; or, in mode ``"keep"``, those that each layer keeps.
+    """
+
+    chosen: list | None
     status: str = "ok"
     reason: str | None = None
 
@@ -78,9 +85,8 @@ def measure_document(
     device = model.get_input_embeddings().weight.device
     ids = torch.tensor([document.ids[: spec.prefix + spec.horizon]], device=device)
     try:
-        choices, comparison = _run(
-            model, document.id, ids, selectors, spec, batch, chunk_size, debug, notify, progress
-        )  # fmt: skip
+        run = _keep if spec.mode == "keep" else _remove
+        choices, comparison = run(model, document.id, ids, selectors, spec, batch, chunk_size, debug, notify, progress)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -93,13 +99,13 @@ def measure_document(
         row = blank_row(spec, document.id, document.sha, len(document.ids), name, choice.status, choice.reason)
         row["seconds"] = round(seconds, 3)
         if choice.status == "ok":
-            row |= _removal(choice.positions, spec.prefix) | chunk_numbers(comparison, next(measured), spec.chunk)
+            row |= describe(choice.chosen, spec.prefix) | chunk_numbers(comparison, next(measured), spec.chunk)
         rows.append(row)
     order = {name: place for place, name in enumerate(selectors)}
     return sorted(rows, key=lambda row: order[row["selector"]])
 
 
-def _run(model, name, ids, selectors, spec, batch, chunk_size, debug, notify, progress):
+def _remove(model, name, ids, selectors, spec, batch, chunk_size, debug, notify, progress):
     """Choices, recompute last, and the comparison whose rows are those with status ``ok``, in this order."""
     with evaluation(model):
         needs = dict.fromkeys(need for one in selectors.values() for need in one.needs)
@@ -115,7 +121,7 @@ def _run(model, name, ids, selectors, spec, batch, chunk_size, debug, notify, pr
             if text not in floors
         } | dict.fromkeys(floors, Choice([]))
         flags = [
-            removal_flags(choice.positions, spec.prefix)
+            removal_flags(choice.chosen, spec.prefix)
             for text, choice in choices.items()
             if choice.status == "ok" and text not in floors
         ]
@@ -129,10 +135,33 @@ def _run(model, name, ids, selectors, spec, batch, chunk_size, debug, notify, pr
     return choices, comparison
 
 
+def _keep(model, name, ids, methods, spec, batch, chunk_size, debug, notify, progress):
+    """Choices of compression methods, and the comparison whose rows are those with status ``ok``, in this order."""
+    with evaluation(model):
+        needs = dict.fromkeys(need for one in methods.values() for need in one.needs)
+        store, recorder = record(
+            model, ids[:, : spec.prefix], needs, chunk_size=chunk_size, total_length=ids.shape[1]
+        )  # fmt: skip
+        choices = {text: attempt(lambda one=one: one.kept(store, recorder), debug) for text, one in methods.items()}
+        kept = [choice.chosen for choice in choices.values() if choice.status == "ok"]
+        if not kept:
+            return choices, None
+        comparison = compare_kept(
+            model, store, ids[:, spec.prefix :], kept, chunk_size=chunk_size, batch=batch, notify=notify,
+            progress=progress,
+        )  # fmt: skip
+    return choices, comparison
+
+
 def choose(selector: Selector, signals: TokenSignals, count: int, document: str, *, debug: bool = False) -> Choice:
     """What a selector chooses, checked; a selector that raises fails alone."""
+    return attempt(lambda: chosen_positions(selector, signals, count, document), debug)
+
+
+def attempt(choice: Callable[[], list], debug: bool) -> Choice:
+    """What somebody's code chooses, or how it failed."""
     try:
-        return Choice(chosen_positions(selector, signals, count, document))
+        return Choice(choice())
     except NotListed as reason:
         return Choice(None, "skipped", str(reason))
     except KeyboardInterrupt:
@@ -156,20 +185,25 @@ def blank_row(spec: RunSpec, document: str, sha: str, tokens: int, selector: str
         "key": row_key(spec.hash(), document, selector),
         "document": document, "document_sha": sha, "selector": selector, "mode": spec.mode,
         "status": status, "reason": reason, "n_tokens": tokens,
-        "removed": None, "n_removed": None, "removed_fraction": None, "kept_fraction": None,
+        "removed": None, "n_removed": None, "removed_fraction": None, "kept_fraction": None, "kept_counts": None,
         "chunk_start": [], "chunk_count": [], "kl_mean": [], "kl": [], "delta_nll": [], "nll_count": [],
         "top1_changed": [], "seconds": 0.0,
     }  # fmt: skip
 
 
-def _removal(positions: list[int], prefix: int) -> dict:
-    share = len(positions) / prefix
-    return {
-        "removed": positions,
-        "n_removed": len(positions),
-        "removed_fraction": share,
-        "kept_fraction": 1 - share,
-    }
+def describe(chosen: list, prefix: int) -> dict:
+    """The fields of a row that say what was removed or kept."""
+    if chosen and isinstance(chosen[0], torch.Tensor):
+        counts = [layer.shape[-1] for layer in chosen]
+        share = sum(counts) / len(counts) / prefix
+        return {
+            "kept_counts": counts,
+            "n_removed": round(prefix * (1 - share)),
+            "removed_fraction": 1 - share,
+            "kept_fraction": share,
+        }
+    share = len(chosen) / prefix
+    return {"removed": chosen, "n_removed": len(chosen), "removed_fraction": share, "kept_fraction": 1 - share}
 
 
 def chunk_numbers(comparison: Comparison, index: int, chunk: int) -> dict:

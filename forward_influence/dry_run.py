@@ -46,8 +46,7 @@ def describe_plan(plan: Plan, todo: list[tuple]) -> str:
     lines = [
         f"model      {plan.source.name} ({plan.source.identity}), {plan.dtype} on {plan.device}",
         f"data       {plan.corpus['name']}: {len(plan.documents)} documents to measure, {len(plan.short)} too short",
-        f"study      prefix {spec.prefix}, horizon {spec.horizon}, fraction {spec.fraction}, chunk {spec.chunk}, "
-        f"candidates {spec.sinks} to {spec.prefix - spec.recent - 1}, seed {spec.seed}",
+        f"study      {spec.sentence()}",
         f"selectors  {', '.join(plan.selectors)}",
         f"rows       {missing} to measure, {len(plan.documents) * len(plan.selectors) - missing} there already",
         f"run        {plan.out} (hash {spec.hash()[:8]})",

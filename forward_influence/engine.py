@@ -191,13 +191,38 @@ def compare_rows(model, prefix: TokenStore, continuation: torch.Tensor, flags: S
     unique, source = unique_sets(flags)
     others = int(companion is not None)  # the companion has a store of its own
     rows = batch or rows_that_fit(model, prefix, continuation.shape[1], chunk_size, others)
+
+    def engine(part):
+        hidden = stack_sets(part, prefix.seen, continuation.device)
+        return MaskingEngine(model, prefix, continuation, hidden, chunk_size=chunk_size)
+
+    return compare_in_passes(
+        model, continuation, engine, unique, source, rows=rows, companion=companion, notify=notify, progress=progress
+    )
+
+
+def compare_in_passes(model, continuation: torch.Tensor, engine: Callable, unique: Sequence, source: list[int], *,
+                      rows: int, companion=None, notify, progress) -> Comparison:  # fmt: skip
+    """Variants of a prefix against its reference, some at a time; see :func:`compare_rows`.
+
+    Parameters
+    ----------
+    engine : callable
+        Takes some of the variants and gives what has ``states()`` as :class:`MaskingEngine` has.
+    unique : sequence
+        Variants that differ.
+    source : list of int
+        For each row of the result, which of them it is.
+    rows : int
+        Variants of one pass.
+    """
     done: list[Comparison] = []
     start = 0
     while start < len(unique) or (companion and not done):
         part = unique[start : start + rows]
         try:
             extra = None if done or companion is None else companion()
-            done.append(_one_pass(model, prefix, continuation, part, chunk_size, extra, progress))
+            done.append(_one_pass(model, continuation, engine(part), extra, progress))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or len(part) <= 1:
                 raise
@@ -226,10 +251,7 @@ def recomputed_states(model, input_ids: torch.Tensor, prefix_length: int, chunk_
                 yield states
 
 
-def _one_pass(model, prefix, continuation, flags, chunk_size, companion, progress) -> Comparison:
-    engine = MaskingEngine(
-        model, prefix, continuation, stack_sets(flags, prefix.seen, continuation.device), chunk_size=chunk_size
-    )
+def _one_pass(model, continuation, engine, companion, progress) -> Comparison:
     head, targets = Head(model), next_tokens(continuation)
     done, waiting = [], None
     for offset, states in engine.states():

@@ -114,10 +114,13 @@ def make_plan(
     """
     check_numbers(prefix=prefix, horizon=horizon, chunk=chunk, sinks=sinks, recent=recent, limit=limit, seed=seed)
     place = parse_shard(shard)
-    count = removal_count(prefix, fraction)
     selectors = make_selectors(selector)
-    check_candidates(count, prefix, sinks, recent, selectors.values())
-    check_positions(selectors, prefix)
+    mode = study_mode(selectors)
+    if mode == "keep":  # methods have rules and budgets of their own
+        fraction, sinks, recent = 1, 0, 0
+    else:
+        check_candidates(removal_count(prefix, fraction), prefix, sinks, recent, selectors.values())
+        check_positions(selectors, prefix)
     if out is not None:
         out = reachable_path(out, "out")
     check_writable(Path("runs") if out is None else out)
@@ -151,6 +154,7 @@ def make_plan(
         seed=seed,
         full_horizon=full_horizon,
         extend_context=context.method,
+        mode=mode,
     )
     documents, short, twins = choose_documents(corpus, words, spec, limit or DOCUMENTS, notify)
     if twins:
@@ -169,6 +173,14 @@ def make_plan(
         requested={"horizon": horizon, "limit": limit, "fraction": str(fraction), "shard": shard},
         corpus={"name": corpus.name, "identity": corpus.identity, "size": corpus.size},
     )  # fmt: skip
+
+
+def study_mode(selectors: dict[str, object]) -> str:
+    """``"keep"`` for compression methods, ``"remove"`` for selectors; one study has one kind."""
+    kinds = {"keep" if hasattr(one, "kept") else "remove" for one in selectors.values()}
+    if len(kinds) > 1:
+        raise UserError("Selectors remove tokens and methods keep them; measure them in two studies.")
+    return kinds.pop()
 
 
 def default_out(name: str, spec: RunSpec, place: tuple[int, int] | None = None) -> Path:

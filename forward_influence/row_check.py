@@ -40,6 +40,7 @@ _OPTIONAL = {"reason": _TEXT, "n_removed": _COUNT, "removed_fraction": _SHARE, "
 #: Lists; None where there is nothing to list.
 _LISTS = {
     "removed": _COUNT,
+    "kept_counts": _COUNT,
     "chunk_start": _COUNT,
     "chunk_count": _Kind("a whole number of at least 1", frozenset({int}), 1),
     "kl_mean": _NATS,
@@ -90,14 +91,17 @@ def _check_kinds(row: dict) -> None:
 
 def _check_numbers(row: dict) -> None:
     """Check that the numbers of a measured row are there and fit together."""
+    other = {"remove": "kept_counts", "keep": "removed"}.get(row["mode"])
+    if other is None:
+        raise ValueError(f"mode {row['mode']!r} is neither remove nor keep")
     for name in (*_LISTS, "n_removed", "removed_fraction", "kept_fraction"):
-        if row[name] is None:
+        if row[name] is None and name != other:
             raise ValueError(f"{name} is null; lists and numbers of an ok row are not")
     if not row["chunk_start"] or len({len(row[name]) for name in CHUNK_FIELDS}) != 1:
         raise ValueError(f"{', '.join(CHUNK_FIELDS)} are not lists of one length above 0")
     if len(row["kl"]) != sum(row["chunk_count"]):
         raise ValueError(f"kl has {len(row['kl'])} values for {sum(row['chunk_count'])} offsets")
-    if len(row["removed"]) != row["n_removed"]:
+    if row["removed"] is not None and len(row["removed"]) != row["n_removed"]:
         raise ValueError(f"removed has {len(row['removed'])} positions, and n_removed is {row['n_removed']}")
     if any((value is None) != (count == 0) for value, count in zip(row["delta_nll"], row["nll_count"])):
         raise ValueError("delta_nll is null in other chunks than those whose nll_count is 0")

@@ -19,14 +19,15 @@ ROW_FIELDS = (
     "document",  # stable document id
     "document_sha",  # sha256 of the document's tokens, first 16 hex digits
     "selector",  # canonical selector string
-    "mode",  # "remove": the selected positions are hidden from the continuation
+    "mode",  # "remove": the selected positions are hidden; "keep": the selector is a method at a budget
     "status",  # "ok", "skipped" or "failed"
     "reason",  # why skipped or failed; None for "ok"
     "n_tokens",  # tokens of the document
     "removed",  # removed prefix positions, ascending; shared by all layers and heads
-    "n_removed",
+    "n_removed",  # in mode "keep" the mean over layers, rounded
     "removed_fraction",  # realised, of the prefix
-    "kept_fraction",  # realised, of the prefix
+    "kept_fraction",  # realised, of the prefix; mean over layers
+    "kept_counts",  # tokens that each layer keeps, in mode "keep"; the sets follow from the key
     "chunk_start",  # first offset of each chunk
     "chunk_count",  # offsets in each chunk
     "kl_mean",  # nats, mean over the chunk; float or inf
@@ -61,18 +62,20 @@ class RunSpec:
     prefix, horizon : int
         Tokens. ``horizon`` is the effective one, after a cut to the context limit.
     fraction : str
-        Share of the prefix that is removed, as the decimal that was typed, normalised.
+        Share of the prefix that is removed, as the decimal that was typed, normalised. In mode ``"keep"`` the
+        budget is in the selector's name, and this is 1.
     chunk : int
         Width of reporting, offsets.
     sinks, recent : int
-        Positions at the start and the end of the prefix that are not candidates.
+        Positions at the start and the end of the prefix that are not candidates. In mode ``"keep"`` each scorer
+        has its own rules, and these are 0.
     seed : int
     full_horizon : bool
         Whether documents that end before the horizon are skipped.
     extend_context : str or None
         Method by which a RoPE model goes past its limit.
     mode : str
-        What a row measures; ``"remove"``.
+        What a row measures; ``"remove"`` or ``"keep"``.
     """
 
     model: str
@@ -97,6 +100,12 @@ class RunSpec:
 
     def to_dict(self) -> dict:
         return asdict(self)
+
+    def sentence(self) -> str:
+        """The study for a person."""
+        candidates = f"candidates {self.sinks} to {self.prefix - self.recent - 1}"
+        what = f"fraction {self.fraction}, {candidates}" if self.mode == "remove" else "compressed caches"
+        return f"prefix {self.prefix}, horizon {self.horizon}, {what}, chunk {self.chunk}, seed {self.seed}"
 
     @classmethod
     def from_dict(cls, values: dict) -> RunSpec:

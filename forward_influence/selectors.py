@@ -150,6 +150,8 @@ def make_selector(given) -> Selector:
         raise
     except (Exception, SystemExit) as error:  # a third party's constructor may raise anything
         raise UserError(f"Selector {shown!r} cannot be made ({describe_error(error)}); correct it.") from error
+    if hasattr(made, "kept"):  # a compression method, which has been checked
+        return made
     if not hasattr(made, "select") and not hasattr(made, "score"):
         raise UserError(
             f"{shown!r} is no selector: it has neither select(signals, count, document) nor score(signals)."

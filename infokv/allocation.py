@@ -52,7 +52,7 @@ def layer_counts(n: int, layers: int, budget: Budget, scorer, weights: Sequence[
 
 def layer_allocation(budget: Budget, scorer) -> str:
     """The allocation of a budget and a scorer: the budget's ``layers``, or else the scorer's own."""
-    kind = budget.layers or scorer.allocation
+    kind = scorer.allocation if scorer.allocation == "full" else budget.layers or scorer.allocation
     if kind not in _COUNTS:
         raise Refused(f"The allocation is {kind!r}; it must be one of {', '.join(_COUNTS)}.")
     return kind

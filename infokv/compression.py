@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from transformers.cache_utils import Cache
 
+from infokv.allocation import layer_allocation
 from infokv.budget import Budget, Schedule
 from infokv.call_checks import check_fresh, check_generation, check_mask, check_positions, check_rest, joined
 from infokv.calls import StoreCalls
@@ -17,7 +18,7 @@ from infokv.compressed import CompressedStore, Plan
 from infokv.errors import Refused
 from infokv.modelcheck import ensure_checked
 from infokv.propagation import propagating
-from infokv.scorer import Scorer, get_scorer
+from infokv.scorer import SCORERS, Scorer, get_scorer, kv_head_method
 
 
 @contextlib.contextmanager
@@ -60,20 +61,24 @@ def compress(model, scorer: Scorer | str, budget: Budget, *, prefill: bool = Tru
     Each text starts afresh: nothing of one sample reaches the next. A cut follows the call that completes the
     prompt or a period, so that this call still sees everything.
     """
-    handle = Compression(model, _scorer(scorer), _budget(budget), prefill, decode, prefill_chunk)
+    handle = Compression(model, usable_scorer(scorer), _budget(budget), prefill, decode, prefill_chunk)
     with handle._installed():
         yield handle
 
 
-def _scorer(scorer) -> Scorer:
+def usable_scorer(scorer: Scorer | str) -> Scorer:
+    """A scorer that a cache of KV heads can follow, from an instance or a text."""
     if isinstance(scorer, str):
         scorer = get_scorer(scorer)
     if isinstance(scorer, type) or not hasattr(scorer, "score"):
         raise Refused(f"The scorer is {scorer!r}; pass an instance, such as SnapKV(), or a name, such as 'snapkv'.")
-    if getattr(scorer, "heads", "kv") == "query":
+    missing = [name for name in vars(Scorer) if not name.startswith("_") and not hasattr(scorer, name)]
+    if missing:
+        raise Refused(f"{type(scorer).__name__} has no {missing[0]}; derive it from infokv.Scorer, which has defaults.")
+    if scorer.heads == "query":
         raise Refused(
-            f"{type(scorer).__name__} chooses tokens for each query head, and a cache holds KV heads; use "
-            f"{type(scorer).__mro__[1].__name__}(), which chooses them for each KV head."
+            f"{SCORERS.canonical(scorer)} chooses tokens for each query head, and a cache holds KV heads; use "
+            f"{kv_head_method(scorer)}, which chooses them for each KV head."
         )
     return scorer
 
@@ -103,7 +108,8 @@ class Compression:
         deepest = model.config.get_text_config().num_hidden_layers - 1
         if (getattr(scorer, "propagate", None) or 0) > deepest:
             raise Refused(f"propagate is {scorer.propagate}; {type(model).__name__} has layers 0 to {deepest}.")
-        self.plan = Plan(scorer, budget, prefill, decode or scorer.schedule)
+        full = layer_allocation(budget, scorer) == "full"  # every token stays, also those that are generated
+        self.plan = Plan(scorer, budget, prefill, None if full else decode or scorer.schedule)
         self.store: CompressedStore | None = None
         self._calls = StoreCalls(model)
         self._chunk = chunk
@@ -180,6 +186,12 @@ class Compression:
         """generate() may feed a prompt in pieces, and alone knows where the prompt and the whole text end."""
         settings = [kwargs.get("generation_config"), self._calls.model.generation_config]
         check_generation(kwargs, settings)
+        for cache in (kwargs.get("cache"), kwargs.get("past_key_values")):
+            if cache in self._twins and cache is not self._twins[cache]:
+                raise Refused(
+                    "This cache was passed to an earlier call, and its tokens are in the one that the call returned; go "
+                    "on with that (generate(..., return_dict_in_generate=True) returns it)."
+                )
         given = [*args[:1], *(kwargs.get(name) for name in ("inputs", "input_ids", "inputs_embeds"))]
         prompt = next((one.shape[1] for one in given if isinstance(one, torch.Tensor)), None)
         new, total = (

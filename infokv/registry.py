@@ -137,7 +137,7 @@ class Registry:
         if own is not None:
             return own()
         cls = type(instance)
-        name = next((n for n, c in self if c is cls), f"{cls.__module__}:{cls.__qualname__}")
+        name = self._name_of(cls)
         parts = []
         hints = typing.get_type_hints(cls) if is_dataclass(instance) else {}
         for one in fields(instance) if is_dataclass(instance) else ():
@@ -147,6 +147,18 @@ class Registry:
             if value != default_of(one):
                 parts.append(f"{one.name}={'none' if value is None else value}")
         return f"{name}:{','.join(parts)}" if parts else name
+
+    def _name_of(self, cls: type) -> str:
+        """The name under which a class is registered, or else where it stands."""
+        own = self._where(cls)
+        for name in self.names():
+            if self._where(self._targets[name]) == own:
+                return name
+        for name in self.names():  # under a path that only leads to it
+            with contextlib.suppress(Refused):  # a broken plug-in is not this class
+                if self.get(name) is cls:
+                    return name
+        return own
 
     def _search_entry_points(self) -> None:
         if self._searched:

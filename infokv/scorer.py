@@ -90,6 +90,13 @@ def register(name: str):
     return SCORERS.register(name)
 
 
+def kv_head_method(scorer) -> str:
+    """The name of the nearest method of the same family that has a set for each KV head."""
+    family = (cls() for cls in type(scorer).__mro__ if issubclass(cls, Scorer) and cls is not Scorer)
+    fitting = (one for one in family if getattr(one, "heads", "kv") != "query")
+    return SCORERS.canonical(next(fitting, SCORERS.create("snapkv")))
+
+
 def get_scorer(text: str) -> Scorer:
     """A scorer from its text, such as ``"infokv:alpha=0.5"``; see :mod:`infokv.registry` for the grammar."""
     return SCORERS.create(text)

@@ -105,20 +105,28 @@ class StoreLayer(CacheLayerMixin):
         Refused
             If none would be left.
         """
+        left = self.selected(slots, max(_ROOM, self.length // 8))
+        self.first, self.length, self.capacity = 0, left.length, left.capacity
+        self.keys, self.values, self.positions = left.keys, left.values, left.positions
+
+    def selected(self, slots: torch.Tensor, room: int) -> StoreLayer:
+        """A layer with these slots alone, as in :meth:`keep`, in as many rows as ``slots`` or this layer has."""
         if slots.shape[-1] < 1:
             raise Refused("Nothing of a layer would be kept; a cache keeps at least 1 token.")
-        old = self.stored_keys, self.stored_values
-        device = old[0].device
-        places = self.slot_positions(device)
+        keys, values = self.stored_keys, self.stored_values
+        rows, heads = max(len(keys), len(slots)), keys.shape[1]
+        places = self.slot_positions(keys.device)
         shape = torch.broadcast_shapes(places.shape[:2], slots.shape[:2])
-        self.positions = places.expand(*shape, -1).gather(-1, slots.to(places.device).expand(*shape, -1))
-        self.first, self.length = 0, slots.shape[-1]
-        self.capacity = self.length + max(_ROOM, self.length // 8)
-        self.keys, self.values = self._buffers(*old, self.capacity)
-        rows, heads = old[0].shape[:2]
-        index = slots.to(device).expand(rows, heads, -1)[..., None]
-        self.stored_keys.copy_(old[0].gather(2, index.expand(-1, -1, -1, old[0].shape[-1])))
-        self.stored_values.copy_(old[1].gather(2, index.expand(-1, -1, -1, old[1].shape[-1])))
+        slots = slots.to(keys.device)
+        left = StoreLayer(slots.shape[-1] + room)
+        left.lazy_initialization(keys[:, :, :0].expand(rows, -1, -1, -1), values[:, :, :0].expand(rows, -1, -1, -1))
+        left.length, left.seen = slots.shape[-1], self.seen
+        left.positions = places.expand(*shape, -1).gather(-1, slots.expand(*shape, -1))
+        index = slots.expand(rows, heads, -1)[..., None]
+        for own, given in ((left.stored_keys, keys), (left.stored_values, values)):
+            width = given.shape[-1]
+            own.copy_(given.expand(rows, -1, -1, -1).gather(2, index.expand(-1, -1, -1, width)))
+        return left
 
     def expire(self, window: int) -> int:
         """Let go of slots that a sliding window has left behind in every row and head; their number."""

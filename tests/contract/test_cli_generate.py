@@ -217,6 +217,18 @@ def test_generation_ends_where_the_context_ends(cli):
     assert int(re.search(r"prompt 250, generated (\d+)", err)[1]) <= 6
 
 
+def test_a_budget_in_which_no_score_counts_is_told(cli):
+    def told(*more):
+        code, _, err = cli.generate(PROMPT, "--max-new-tokens", 2, *more)
+        assert code == 0
+        return "no score counts" in err
+
+    assert told("--method", "snapkv", "--keep", "0.4") and told("--method", "snapkv:window=16", "--tokens", "16")
+    assert not told("--method", "snapkv:window=16", "--tokens", "17") and not told("--method", "snapkv", "--keep", "1")
+    assert not told("--method", "full") and not told("--method", "rpc", "--no-prefill")
+    assert not told("--method", "snapkv", "--keep", "0.4", "--quiet")
+
+
 def test_an_interrupt_still_says_what_was_done(cli, monkeypatch):
     import transformers
 

@@ -420,3 +420,38 @@ def test_a_long_prompt_never_holds_all_states():
     layers, hidden = model.config.num_hidden_layers, model.config.hidden_size
     assert most[0] <= 3 * layers * 512
     assert signals < 0.5 * 16000 * layers * hidden * 4
+
+
+def test_the_full_cache_is_cut_by_nothing():
+    model, ids = build("llama"), random_ids(LENGTH)
+    for budget in (Budget(keep=0.1), Budget(keep=0.1, layers="pyramid")):
+        with compress(model, FullCache(), budget, decode=Schedule(every=2, recent=1)) as handle:
+            run(model, ids, (PROMPT,))
+            assert handle.stored == [LENGTH] * 3
+
+
+@pytest.mark.parametrize("scorer, other", [(SnapKV(heads="query"), "snapkv"), (InfoKV(heads="query"), "infokv"),
+                                           ("pyramidkv-official", "pyramidkv")], ids=str)  # fmt: skip
+def test_sets_per_query_head_are_refused_by_name(scorer, other):
+    with pytest.raises(Refused, match=f"use {other},"), compress(build("llama"), scorer, Budget(keep=0.5)):
+        pass
+
+
+def test_a_scorer_without_the_contract_is_refused():
+    class Plain:
+        needs = ("entropy",)
+
+        def score(self, signals):
+            return signals.entropy[None, None]
+
+    with pytest.raises(Refused, match="derive it from infokv.Scorer"), compress(build("llama"), Plain(), Budget(keep=1)):
+        pass
+
+
+def test_a_callers_cache_cannot_begin_a_second_generate():
+    model, ids = build("llama"), random_ids(PROMPT)
+    cache, name = DynamicCache(config=model.config), cache_argument(model)
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)):
+        out = model.generate(ids, max_new_tokens=2, do_sample=False, **{name: cache})
+        with pytest.raises(Refused, match="go on with that"):
+            model.generate(torch.cat([out, ids[:, :3]], 1), max_new_tokens=2, **{name: cache})

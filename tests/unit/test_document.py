@@ -130,8 +130,8 @@ class Answers(Selector):
 def test_positions_in_many_dresses(answer):
     choice = choose(Answers(answer), SIGNALS, 2, "d")
     assert choice.status == "ok"
-    assert choice.positions == [5, 9]
-    assert all(type(place) is int for place in choice.positions)
+    assert choice.chosen == [5, 9]
+    assert all(type(place) is int for place in choice.chosen)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_answers_that_fail_alone(answer, reason):
     choice = choose(Answers(answer), SIGNALS, 2, "d")
     assert choice.status == "failed"
     assert "\n" not in choice.reason
-    assert choice.positions is None
+    assert choice.chosen is None
     assert choice.reason.startswith(reason)
 
 
@@ -181,7 +181,7 @@ def test_interrupts_are_not_failures():
 def test_explicit_positions_may_be_any_but_all():
     answer = Answers([0, 29, 5, 6])
     answer.explicit = True
-    assert choose(answer, SIGNALS, 2, "d").positions == [0, 5, 6, 29]
+    assert choose(answer, SIGNALS, 2, "d").chosen == [0, 5, 6, 29]
     answer.answer = range(30)
     assert choose(answer, SIGNALS, 2, "d").reason == f"{NAME} removes all 30 positions of the prefix; one must stay."
 

@@ -12,9 +12,13 @@ import infokv
 NAMES = {
     forward_influence: (
         "load_model load_documents measure influence kl_divergence token_signals Selector MaskingEngine "
-        "InfluenceCurve RunSpec register_selector open_runs"
+        "InfluenceCurve RunSpec register_selector open_runs fidelity"
     ),
-    infokv: "Scorer TokenSignals register get_scorer restricted_entropy InfoKV SnapKV SelfInformation Random",
+    infokv: (
+        "compress Budget Schedule Scorer TokenSignals register get_scorer restricted_entropy InfoKV SnapKV PyramidKV "
+        "FastKV ExpectedAttention RPC SelfInformation StreamingLLM H2O ObservedAttention TOVA KNorm KeyDiff LagKV RKV "
+        "Random FullCache"
+    ),
 }
 
 
@@ -33,6 +37,14 @@ def test_every_listed_name_loads():
     for package in NAMES:
         for name in package.__all__:
             assert getattr(package, name) is not None
+
+
+@pytest.mark.parametrize("package", NAMES, ids=lambda one: one.__name__)
+def test_no_name_is_that_of_a_module(package):
+    """The import of a module would put it in the place of what has its name."""
+    from pkgutil import iter_modules
+
+    assert not set(package.__all__) & {one.name for one in iter_modules(package.__path__)}
 
 
 def test_keywords_of_measure_are_the_flags():
