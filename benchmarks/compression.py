@@ -103,9 +103,7 @@ def table(result: dict) -> str:
         prefill = f"{seconds:>7.2f} s{seconds / plain_prefill:>6.2f}x" if name != "ceiling" else " " * 16
         held = [result[kind].get(name) for kind in ("stored_bytes", "peak_cache_bytes")]
         bytes_held = "".join(f"{one / 2**20:>6.0f} MiB" if one else " " * 10 for one in held)
-        lines.append(
-            f"{labels.get(name, name):<22}{prefill}{rate:>8.1f} t/s{rate / plain_decode:>6.2f}x{bytes_held}"
-        )
+        lines.append(f"{labels.get(name, name):<22}{prefill}{rate:>8.1f} t/s{rate / plain_decode:>6.2f}x{bytes_held}")
     share = result["scoring_share_of_prefill"]
     lines.append(f"share of prefill spent on scoring: infokv {share['infokv']:.1%}, snapkv {share['snapkv']:.1%}")
     return "\n".join(lines)
@@ -116,6 +114,7 @@ def export(folder) -> None:
     import json
 
     from bench import text_ids
+
     from forward_influence.models import load_model
 
     loaded = load_model(check=False, offline=True)

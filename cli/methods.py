@@ -119,6 +119,8 @@ def _parameters(scorer) -> str:
 
 
 def _refusal(scorer) -> str:
+    from infokv.scorer import kv_head_method
+
     return f"refuses it, for it has a set for each query head; use {kv_head_method(scorer)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from forward_influence.selectors import SELECTORS, Selector, TopScore, make_selector, selector_name
-from infokv.checks import check_scorer, require, synthetic_signals
+from infokv.checks import check_scoring, require, synthetic_signals
 
 
 def check_selector(given) -> None:
@@ -23,7 +23,7 @@ def check_selector(given) -> None:
     """
     selector = make_selector(getattr(given, "example", given) if isinstance(given, type) else given)
     if ranks(selector):
-        check_scorer(getattr(selector, "scorer", selector))
+        check_scoring(getattr(selector, "scorer", selector))
     check_repeatable(selector)
     check_positions(selector)
     check_signals_unchanged(selector)

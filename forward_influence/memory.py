@@ -73,5 +73,3 @@ def rows_that_fit(model, prefix: TokenStore, horizon: int, chunk_size: int, othe
     )
     room = int(free_memory(weight.device) * _USABLE) - need.total(others)
     return max(1, min(_MOST_ROWS, room // need.per_row))
-
-

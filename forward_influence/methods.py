@@ -39,7 +39,9 @@ class Method:
 
     def canonical(self) -> str:
         """The name that its rows carry, such as ``snapkv@0.4`` or ``infokv:alpha=0.8@512 tokens,pyramid``."""
-        amount = f"{self.budget.tokens} tokens" if self.budget.keep is None else format(self.budget.share.normalize(), "f")
+        amount = (
+            f"{self.budget.tokens} tokens" if self.budget.keep is None else format(self.budget.share.normalize(), "f")
+        )
         spread = f",{self.budget.layers}" if self.budget.layers else ""
         return f"{SCORERS.canonical(self.scorer)}@{amount}{spread}"
 
@@ -60,8 +62,10 @@ class Method:
         slots = prompt_slots(views, recorder, self.scorer, self.budget, prefix.seen)
         out = []
         for view, chosen in zip(views, slots):
-            places = view.slot_positions(view.keys.device)[0]
-            out.append(places if chosen is None else places.expand(chosen.shape[1], -1).gather(1, chosen[0].to(places.device)))
+            places = view.slot_positions()[0]
+            out.append(
+                places if chosen is None else places.expand(chosen.shape[1], -1).gather(1, chosen[0].to(places.device))
+            )
         return out
 
 
@@ -97,8 +101,8 @@ def make_methods(given, keep: Iterable = (), tokens: Iterable = (), layers: str 
             raise UserError(f"Method {one!r} cannot be made ({describe_error(error)}); correct it.") from error
         if getattr(scorer, "propagate", None) is not None:
             raise UserError(
-                f"{SCORERS.canonical(scorer)} computes deeper layers of the prefix in another way, so that its cache is "
-                "no part of the full one; measure it without propagate."
+                f"{SCORERS.canonical(scorer)} computes deeper layers of the prefix in another way, so that its cache "
+                "is no part of the full one; measure it without propagate."
             )
         methods += [Method(scorer, budget) for budget in budgets]
     if not methods:

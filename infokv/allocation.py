@@ -226,3 +226,6 @@ _COUNTS = {
     "fastkv-official": _fastkv_official,
     "rpc-official": _uniform,
 }
+
+#: Every allocation that a scorer may declare.
+ALLOCATIONS = tuple(_COUNTS)

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from infokv.errors import Refused
+from infokv.kernels import LayerFacts, causal, halves, softcapped
 from infokv.store import StoreLayer, TokenStore
+from infokv.visibility import visibility
 
 NAME = "infokv_store"
 
@@ -31,28 +33,6 @@ _HARMLESS = frozenset(
 
 #: Further back than any sliding window reaches.
 _FAR = 1 << 40
-
-#: Upper bound of the score block of the soft-capped path, elements.
-_SCORE_BLOCK = 1 << 24
-
-
-@dataclass(frozen=True)
-class LayerFacts:
-    """What a layer told the attention function about itself.
-
-    Attributes
-    ----------
-    scaling : float
-        Factor on query-key products.
-    softcap : float or None
-        Scores become ``softcap * tanh(score / softcap)``.
-    window : int or None
-        Sliding window: a query at position p sees positions above ``p - window``.
-    """
-
-    scaling: float
-    softcap: float | None
-    window: int | None
 
 
 class AttentionListener(Protocol):
@@ -99,18 +79,18 @@ def attached(model, store: TokenStore, listeners: tuple[AttentionListener, ...] 
     _register()
     session = _Session(store, tuple(listeners))
     token = _ACTIVE.set(session)
-    store.open = True
+    store.gate[0] = True
     try:
         with attention_named(model, NAME, configs):
             yield
     finally:
-        store.open = False
+        store.gate[0] = False
         _ACTIVE.reset(token)
     name = type(model).__name__
     if session.calls != list(range(len(store.layers))):
         raise Refused(
-            f"{name} asked for attention in layers {session.calls} of {len(store.layers)}, not once in each; it computes "
-            "some of its attention in a way of its own. Use another model."
+            f"{name} asked for attention in layers {session.calls} of {len(store.layers)}, not once in each; it "
+            "computes some of its attention in a way of its own. Use another model."
         )
     if session.window_in_mask and not session.window_in_layer:
         raise Refused(
@@ -193,7 +173,8 @@ def _same(given: torch.Tensor, stored: torch.Tensor) -> bool:
     """Whether a layer hands over what the store gave it, or an equal copy."""
     if given.shape != stored.shape:
         return False
-    return given.data_ptr() == stored.data_ptr() and given.stride() == stored.stride() or torch.equal(given, stored)
+    view = given.data_ptr() == stored.data_ptr() and given.stride() == stored.stride()
+    return view or torch.equal(given, stored)
 
 
 def _attend(query: torch.Tensor, session: _Session, index: int, facts: LayerFacts) -> torch.Tensor:
@@ -201,16 +182,18 @@ def _attend(query: torch.Tensor, session: _Session, index: int, facts: LayerFact
     rows, query_heads, new, width = query.shape
     layer = session.store.layers[index]
     heads = layer.keys.shape[1]
-    if _is_causal(session, layer, facts, new) and (layer.length == new or _halves(query)):
-        out = _causal(query, layer.stored_keys, layer.stored_values, facts.scaling)
+    if _is_causal(session, layer, facts, new) and (layer.length == new or halves(query)):
+        out = causal(query, layer.stored_keys, layer.stored_values, facts.scaling)
         return out.transpose(1, 2).contiguous()
-    mask, first = _visibility(session, index, facts.window, new, query_heads // heads, query.dtype)
+    mask, first = visibility(
+        session.store, index, facts.window, new, query_heads // heads, query.dtype, session.masks
+    )  # fmt: skip
     keys, values = layer.stored_keys[:, :, first:], layer.stored_values[:, :, first:]
     folded = query.reshape(rows, heads, -1, width)
     if facts.softcap is None:
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=facts.scaling)
     else:
-        out = _softcapped(folded, keys, values, mask, facts)
+        out = softcapped(folded, keys, values, mask, facts)
     # Not view: kernels differ in the layout of what they return. Contiguous, as some models view the result.
     return out.reshape(rows, query_heads, new, -1).transpose(1, 2).contiguous()
 
@@ -218,108 +201,5 @@ def _attend(query: torch.Tensor, session: _Session, index: int, facts: LayerFact
 def _is_causal(session: _Session, layer: StoreLayer, facts: LayerFacts, new: int) -> bool:
     """Whether several new tokens see all that was stored before, and of each other what came before."""
     plain = facts.softcap is None and session.store.hidden is None and new > 1
-    return plain and (facts.window is None or (layer.positions is None and layer.length <= facts.window))
-
-
-def _halves(query: torch.Tensor) -> bool:
-    """Whether :func:`_causal` can attend to the past and to the new tokens apart: on a CPU, where masks are slow."""
-    return query.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
-
-
-def _causal(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Causal attention of the last slots' tokens, without a mask: ``[rows, query_heads, new, head_dim]``.
-
-    The past, which all see, and the new tokens are attended to apart and joined by their softmax sums. Half of the
-    work of a mask is saved on the new tokens, and reading it on the past.
-    """
-    rows, query_heads, new, width = query.shape
-    past = keys.shape[2] - new
-    if past == 0:
-        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling, enable_gqa=True)
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    own, own_sum = attend(query, keys[:, :, past:], values[:, :, past:], 0.0, True, scale=scaling)
-    folded = query.reshape(rows, keys.shape[1], -1, width)
-    before, before_sum = attend(folded, keys[:, :, :past], values[:, :, :past], 0.0, False, scale=scaling)
-    weight = torch.sigmoid(before_sum.reshape(own_sum.shape) - own_sum)[..., None]
-    return torch.lerp(own, before.reshape(own.shape), weight.to(own.dtype))
-
-
-def _softcapped(folded, keys, values, mask, facts: LayerFacts) -> torch.Tensor:
-    """Attention with capped scores, which no fused kernel offers; in blocks of queries."""
-    rows, heads, queries, _ = folded.shape
-    step = max(1, _SCORE_BLOCK // (rows * heads * keys.shape[2]))
-    keys = keys.to(torch.promote_types(keys.dtype, torch.float32))  # once, not for every block
-    out = []
-    for start in range(0, queries, step):
-        block = folded[:, :, start : start + step]
-        scores = attention_scores(block, keys, facts)
-        if mask is not None:
-            scores = scores + mask[:, :, start : start + step]
-        out.append(scores.softmax(dim=-1).to(values.dtype) @ values)
-    return torch.cat(out, dim=2)
-
-
-def attention_scores(queries: torch.Tensor, keys: torch.Tensor, facts: LayerFacts) -> torch.Tensor:
-    """Scaled and capped query-key products in float32 or better, before any mask.
-
-    Parameters
-    ----------
-    queries : Tensor ``[..., queries, head_dim]``, post-RoPE
-    keys : Tensor ``[..., keys, head_dim]``, post-RoPE
-    facts : LayerFacts
-    """
-    exact = torch.promote_types(queries.dtype, torch.float32)
-    scores = queries.to(exact) @ keys.to(exact).transpose(-1, -2) * facts.scaling
-    return scores if facts.softcap is None else facts.softcap * torch.tanh(scores / facts.softcap)
-
-
-def visible(slots: torch.Tensor, queries: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Causal and inside the window: ``[..., queries, slots]`` bool.
-
-    Parameters
-    ----------
-    slots : int Tensor ``[..., slots]``
-        Original positions of the stored tokens.
-    queries : int Tensor ``[queries]``
-        Positions of the queries.
-    window : int or None
-        A query at p sees positions p - window + 1 to p (transformers' rule: itself included).
-    """
-    distance = queries[:, None] - slots[..., None, :]
-    inside = distance >= 0
-    return inside if window is None else inside & (distance < window)
-
-
-def _visibility(session: _Session, index: int, window: int | None, new: int, group: int, dtype):
-    """Additive mask ``[rows or 1, kv_heads or 1, group * new, slots]`` or None, and the first slot it covers.
-
-    Layers that see alike share one mask per forward.
-    """
-    store = session.store
-    layer, hidden = store.layers[index], store.hidden
-    if new == 1 and hidden is None and window is None:
-        return None, 0  # the newest token sees all that is stored
-    device = layer.keys.device
-    shared = layer.positions is None and (hidden is None or hidden.shape[1] == 1)
-    key = (window, device, layer.first)
-    if not shared or key not in session.masks:
-        slots = layer.slot_positions(device)
-        queries = slots[0, 0, -new:]  # the new tokens are the last slots of every row and head
-        first = 0
-        if window is not None:  # slots that every query and head has left behind need not be read
-            first = int((slots <= queries[0] - window).sum(dim=-1).min())
-        sight = visible(slots[..., first:], queries, window)
-        if hidden is not None:
-            flags = hidden[:, index if hidden.shape[1] > 1 else 0].to(device)
-            flags = F.pad(flags, (0, layer.length - flags.shape[-1]))[..., first:]
-            sight = sight & ~flags[..., None, :]
-        if not bool(sight.any(dim=-1).all()):
-            raise Refused("A query would see no key at all; its attention is not defined.")
-        mask = None
-        if not bool(sight.all()):
-            mask = torch.zeros(sight.shape, dtype=dtype, device=device).masked_fill_(~sight, float("-inf"))
-            mask = mask.repeat(1, 1, group, 1)
-        if not shared:  # masks of all layers together would outweigh the cache
-            return mask, first
-        session.masks[key] = (mask, first)
-    return session.masks[key]
+    inside = facts.window is None or (layer.consecutive and layer.length <= facts.window)
+    return plain and inside and layer.keys.shape[-1] == layer.values.shape[-1]

@@ -8,6 +8,18 @@ from transformers.cache_utils import DynamicCache
 from infokv.errors import Refused
 
 
+def given_tokens(given: dict) -> tuple[str, torch.Tensor]:
+    """Takes ids or embeddings ``[rows, new, ...]`` out of a call's arguments: their name, and they themselves."""
+    both = {name: given.pop(name, None) for name in ("input_ids", "inputs_embeds")}
+    there = {name: one for name, one in both.items() if one is not None}
+    if len(there) != 1:
+        raise Refused(f"The call brings {' and '.join(there) or 'no tokens'}; pass either input_ids or inputs_embeds.")
+    name, tokens = there.popitem()
+    if tokens.shape[1] == 0:
+        raise Refused("The call brings no tokens; pass at least one.")
+    return name, tokens
+
+
 def check_fresh(cache) -> None:
     """Refuse a cache that cannot be replaced by an empty store without anybody noticing."""
     if cache is None:
@@ -19,7 +31,7 @@ def check_fresh(cache) -> None:
         )
     if cache.get_seq_length() > 0:
         raise Refused(
-            f"The cache already holds {cache.get_seq_length()} tokens that were not stored in this compress() block; "
+            f"The cache already holds {cache.get_seq_length()} tokens, which were not stored in this compress() block; "
             "start with the whole text, or go on with the cache that a call in this block returned."
         )
 
@@ -74,6 +86,8 @@ def check_positions(given, positions: torch.Tensor) -> None:
 
 def check_rest(given: dict, *, whole: bool) -> None:
     """Refuse arguments that the store cannot honour."""
+    if given.get("return_dict") is False:
+        raise Refused("return_dict is False; inside compress() outputs are objects, so leave it out.")
     if given.get("output_attentions"):
         raise Refused("Attention weights are not computed inside compress(); leave output_attentions out.")
     extra = [name for name, value in given.items() if isinstance(value, torch.Tensor) and value.dim() > 1]

@@ -6,8 +6,10 @@ import dataclasses
 
 import torch
 
-from infokv.attention import LayerFacts
+from infokv.errors import Refused
+from infokv.kernels import LayerFacts
 from infokv.scorer import SCORERS
+from infokv.scorer import check_facts as scorer_facts
 from infokv.signals import TokenSignals, parse_signal, signal
 
 
@@ -68,6 +70,12 @@ def check_scorer(given) -> None:
         With a sentence about what does not hold.
     """
     scorer = given() if isinstance(given, type) else given
+    check_scoring(scorer)
+    check_facts(scorer)
+
+
+def check_scoring(scorer) -> None:
+    """The checks of anything with ``needs`` and ``score``, such as a selector that ranks tokens."""
     for check in (
         check_is_frozen_dataclass, check_says_what_it_is, check_needs, check_shape, check_deterministic,
         check_pure, check_survives_its_text,
@@ -88,6 +96,14 @@ def check_says_what_it_is(scorer) -> None:
     doc = type(scorer).__doc__ or ""
     made_by_dataclass = doc.startswith(f"{type(scorer).__name__}(")
     require(doc.strip() and not made_by_dataclass, f"{type(scorer).__name__} has no docstring to show in lists.")
+
+
+def check_facts(scorer) -> None:
+    """What it declares about sinks, recent tokens, allocation and schedule is there and says something."""
+    try:
+        scorer_facts(scorer)
+    except Refused as error:
+        raise AssertionError(str(error)) from None
 
 
 def check_needs(scorer) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from infokv.attention import LayerFacts
 from infokv.entropy import restricted_entropy
 from infokv.errors import Refused
+from infokv.kernels import LayerFacts
 from infokv.signals import parse_signal
 from infokv.store import StoreLayer
 from infokv.windows import WindowOptions, window_scores
@@ -68,7 +68,7 @@ class _PositionTable(Collector):
     def _at(self, table: torch.Tensor, layer: StoreLayer) -> torch.Tensor:
         if layer.length == layer.seen:
             return table[..., : layer.seen]
-        return table[..., layer.slot_positions(table.device)[0, 0].to(table.device)]
+        return table[..., layer.slot_positions()[0, 0].to(table.device)]
 
 
 class EntropyCollector(_PositionTable):
@@ -238,7 +238,7 @@ def _scores(queries, layer: StoreLayer, region: range, facts: LayerFacts, option
     device = queries.device
     places = torch.arange(layer.seen - queries.shape[1], layer.seen, device=device)
     return window_scores(
-        queries, layer.stored_keys[0], places, layer.slot_positions(device)[0], region, facts, options
+        queries, layer.stored_keys[0], places, layer.slot_positions()[0].to(device), region, facts, options
     )  # fmt: skip
 
 

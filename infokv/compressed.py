@@ -76,6 +76,8 @@ class CompressedStore(TokenStore):
         self.prompt = prompt
         self.total = total
         self.cuts = 0
+        self.maker: object | None = None
+        self.whole = True  # no call broke off half way
         self.peak_bytes = 0
         self._records = plan.schedule is not None or plan.propagates or plan.cuts_prompt(prompt)
         self._due = prompt
@@ -101,10 +103,10 @@ class CompressedStore(TokenStore):
         return self.recorder.block_listeners if self._records else ()
 
     def comes(self, rows: int, new: int, ids: torch.Tensor | None) -> None:
-        """Tokens are about to pass; their ids ``[rows, new]``, or None where embeddings were passed."""
+        """Tokens are about to pass; their ids ``[rows, new]``, or None where embeddings were passed (ids of -1)."""
         self.read_logits(None)  # those that are still missing will not come any more
         if self._records:
-            self.recorder.on_ids(torch.zeros(rows, new, dtype=torch.long) if ids is None else ids.cpu())
+            self.recorder.on_ids(torch.full((rows, new), -1) if ids is None else ids.cpu())
 
     def took(self, states: torch.Tensor, new: int, ids: torch.Tensor | None) -> None:
         """Tokens have passed, at the latest up to where :attr:`boundary` says.
@@ -122,7 +124,8 @@ class CompressedStore(TokenStore):
             if self.seen <= self.prompt:
                 self.read_logits(None)
         if self.seen == new:  # windows are known from the first call on
-            self._reserve(self.prompt - new, new)
+            whole = self.prompt if self.plan.cuts_prompt(self.prompt) else max(self.prompt, self.total or 0)
+            self._reserve(whole - new, new)
         due = self.seen == self._due
         if due or self.seen <= self.prompt:
             self.note_peak()
@@ -183,8 +186,9 @@ class CompressedStore(TokenStore):
         self.read_logits(None)  # the newest token may be asked about
         with self.recorder.watch:
             for index, layer in enumerate(self.layers):
-                prompt = self._prompt_slots(layer) if schedule.protect_prompt else self._prompt_kept[index]
-                sinks = prompt if schedule.protect_prompt else min(scorer.sinks, layer.length)
+                protected = schedule.protect_prompt  # a window may have left some of its slots behind
+                prompt = self._slots_before(layer, self.prompt) if protected else self._prompt_kept[index]
+                sinks = prompt if schedule.protect_prompt else self._slots_before(layer, scorer.sinks)
                 if plan.budget.tokens is not None and schedule.keep is None:
                     count = max(plan.budget.tokens, sinks + schedule.recent)
                 else:
@@ -196,10 +200,10 @@ class CompressedStore(TokenStore):
                 )  # fmt: skip
                 evict(layer, self.recorder, index, slots)
 
-    def _prompt_slots(self, layer) -> int:
-        """Slots that hold tokens of the prompt; a window may have left some behind."""
-        positions = layer.slot_positions(layer.keys.device)
-        return int((positions < self.prompt).sum(dim=-1).max())
+    @staticmethod
+    def _slots_before(layer, position: int) -> int:
+        """Slots that hold earlier tokens than this; the most of any row and head."""
+        return int((layer.slot_positions() < position).sum(dim=-1).max())
 
     def note_peak(self) -> None:
         """Remember the bytes that are held now, if they are the most so far."""

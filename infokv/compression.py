@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
@@ -12,18 +13,27 @@ from transformers.cache_utils import Cache
 
 from infokv.allocation import layer_allocation
 from infokv.budget import Budget, Schedule
-from infokv.call_checks import check_fresh, check_generation, check_mask, check_positions, check_rest, joined
+from infokv.call_checks import (
+    check_fresh,
+    check_generation,
+    check_mask,
+    check_positions,
+    check_rest,
+    given_tokens,
+    joined,
+)
 from infokv.calls import StoreCalls
 from infokv.compressed import CompressedStore, Plan
 from infokv.errors import Refused
 from infokv.modelcheck import ensure_checked
 from infokv.propagation import propagating
-from infokv.scorer import SCORERS, Scorer, get_scorer, kv_head_method
+from infokv.report import Report
+from infokv.scorer import SCORERS, Scorer, check_facts, get_scorer, kv_head_method
 
 
 @contextlib.contextmanager
-def compress(model, scorer: Scorer | str, budget: Budget, *, prefill: bool = True, decode: Schedule | None = None,
-             prefill_chunk: int = 512) -> Iterator[Compression]:  # fmt: skip
+def compress(model, scorer: Scorer | str, budget: Budget, *, prefill: bool = True,
+             decode: Schedule | bool | None = None, prefill_chunk: int = 512) -> Iterator[Compression]:  # fmt: skip
     """Compress the KV cache of everything that a model does inside the block.
 
     ``generate()``, a text-generation pipeline, and direct calls with or without a cache of their own all run on a
@@ -41,7 +51,8 @@ def compress(model, scorer: Scorer | str, budget: Budget, *, prefill: bool = Tru
     prefill : bool
         Whether the prompt is cut, at its end.
     decode : Schedule, optional
-        When generated tokens are cut; None takes the scorer's own (most have none: generated tokens stay).
+        When generated tokens are cut; None takes the scorer's own (most have none: generated tokens stay), False
+        cuts none.
     prefill_chunk : int
         Longer calls are split, so that no more than this many tokens' states of all layers are held at a time.
 
@@ -72,9 +83,7 @@ def usable_scorer(scorer: Scorer | str) -> Scorer:
         scorer = get_scorer(scorer)
     if isinstance(scorer, type) or not hasattr(scorer, "score"):
         raise Refused(f"The scorer is {scorer!r}; pass an instance, such as SnapKV(), or a name, such as 'snapkv'.")
-    missing = [name for name in vars(Scorer) if not name.startswith("_") and not hasattr(scorer, name)]
-    if missing:
-        raise Refused(f"{type(scorer).__name__} has no {missing[0]}; derive it from infokv.Scorer, which has defaults.")
+    check_facts(scorer)
     if scorer.heads == "query":
         raise Refused(
             f"{SCORERS.canonical(scorer)} chooses tokens for each query head, and a cache holds KV heads; use "
@@ -89,78 +98,34 @@ def _budget(budget) -> Budget:
     return budget
 
 
-class Compression:
-    """What a block has kept and what it cost, for the text that ran last.
-
-    Attributes
-    ----------
-    store : CompressedStore or None
-        The cache itself; None before the first call.
-    """
+class Compression(Report):
+    """A block at work on a model, and its report."""
 
     def __init__(self, model, scorer: Scorer, budget: Budget, prefill: bool, decode: Schedule | None, chunk: int):
         if type(chunk) is not int or chunk < 1:
             raise Refused(f"prefill_chunk is {chunk!r}; it must be a whole number of at least 1 token.")
-        if decode is not None and not isinstance(decode, Schedule):
-            raise Refused(f"decode is {decode!r}; write Schedule(every=1024, recent=32), or None.")
+        if decode is not None and decode is not False and not isinstance(decode, Schedule):
+            raise Refused(f"decode is {decode!r}; write Schedule(every=1024, recent=32), None or False.")
         if model.training:
             raise Refused(f"{type(model).__name__} is in training mode; call model.eval() first.")
         deepest = model.config.get_text_config().num_hidden_layers - 1
         if (getattr(scorer, "propagate", None) or 0) > deepest:
             raise Refused(f"propagate is {scorer.propagate}; {type(model).__name__} has layers 0 to {deepest}.")
         full = layer_allocation(budget, scorer) == "full"  # every token stays, also those that are generated
-        self.plan = Plan(scorer, budget, prefill, None if full else decode or scorer.schedule)
-        self.store: CompressedStore | None = None
+        schedule = scorer.schedule if decode is None else decode or None
+        if not (prefill or schedule or full):
+            raise Refused(
+                f"Nothing would be cut: prefill is False, and {SCORERS.canonical(scorer)} has no schedule of its own; "
+                "pass decode=Schedule(every=1024), or leave prefill on."
+            )
+        super().__init__()
+        self.plan = Plan(scorer, budget, prefill, None if full else schedule)
         self._calls = StoreCalls(model)
         self._chunk = chunk
         ensure_checked(model)
         self._arguments = list(inspect.signature(type(self._calls.base).forward).parameters)[1:]
-        self._twins: WeakKeyDictionary = WeakKeyDictionary()  # a caller's cache, empty when it came -> our store
-        self._announced: tuple[int, int | None] | None = None  # lengths of prompt and whole text, in generate()
-
-    @property
-    def kept(self) -> list[torch.Tensor]:
-        """Per layer: original positions of what is stored, int ``[batch, kv_heads, n_kept]``, ascending."""
-        return [layer.slot_positions("cpu").cpu().expand(*layer.keys.shape[:2], -1) for layer in self._latest().layers]
-
-    @property
-    def seen(self) -> list[int]:
-        """Per layer: tokens that have passed."""
-        return [layer.seen for layer in self._latest().layers]
-
-    @property
-    def stored(self) -> list[int]:
-        """Per layer: tokens that are stored, for each row and KV head."""
-        return [layer.length for layer in self._latest().layers]
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of the keys and values that are stored, all rows and layers."""
-        return sum(layer.stored_bytes for layer in self._latest().layers)
-
-    @property
-    def full_bytes(self) -> int:
-        """Bytes of the keys and values if every token that has passed were stored."""
-        return sum(layer.stored_bytes // layer.length * layer.seen for layer in self._latest().layers)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes of keys, values and signals for scoring that were held at a time.
-
-        A prompt is cut when it is complete, so the peak holds all of it, except what sliding windows leave behind.
-        """
-        self._latest().note_peak()
-        return self._latest().peak_bytes
-
-    @property
-    def scoring_seconds(self) -> float:
-        """Seconds spent on signals, scores and cuts. On a GPU: until the work was handed over."""
-        return self._latest().recorder.watch.seconds
-
-    def _latest(self) -> CompressedStore:
-        if self.store is None:
-            raise Refused("Nothing has run inside this compress() block yet; call the model or generate() first.")
-        return self.store
+        self._stores: WeakKeyDictionary = WeakKeyDictionary()  # a caller's cache, empty when it came -> our store
+        self._here = _OfThread()
 
     @contextlib.contextmanager
     def _installed(self) -> Iterator[None]:
@@ -170,13 +135,17 @@ class Compression:
         if isinstance(getattr(before[0], "__self__", None), Compression):
             raise Refused("compress() is at work on this model already; leave that block first.")
         self._forward, self._plain_generate = base.forward, model.generate
-        hook = model.register_forward_hook(self._after)
+        hooks = [
+            model.register_forward_pre_hook(self._before),
+            model.register_forward_hook(self._after, with_kwargs=True),
+        ]
         for module, name, ours in patched:
             setattr(module, name, ours)
         try:
             yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
             for (module, name, _), usual in zip(patched, before):
                 delattr(module, name)
                 if usual is not None:
@@ -186,12 +155,6 @@ class Compression:
         """generate() may feed a prompt in pieces, and alone knows where the prompt and the whole text end."""
         settings = [kwargs.get("generation_config"), self._calls.model.generation_config]
         check_generation(kwargs, settings)
-        for cache in (kwargs.get("cache"), kwargs.get("past_key_values")):
-            if cache in self._twins and cache is not self._twins[cache]:
-                raise Refused(
-                    "This cache was passed to an earlier call, and its tokens are in the one that the call returned; go "
-                    "on with that (generate(..., return_dict_in_generate=True) returns it)."
-                )
         given = [*args[:1], *(kwargs.get(name) for name in ("inputs", "input_ids", "inputs_embeds"))]
         prompt = next((one.shape[1] for one in given if isinstance(one, torch.Tensor)), None)
         new, total = (
@@ -199,16 +162,21 @@ class Compression:
             for name in ("max_new_tokens", "max_length")
         )
         if prompt is not None:
-            self._announced = (prompt, prompt + new if new else total)
+            self._here.lengths = (prompt, prompt + new if new else total)
         try:
             return self._plain_generate(*args, **kwargs)
         finally:
-            self._announced = None
+            self._here.lengths = None
 
-    def _after(self, model, args, output) -> None:
-        """The model's own logits serve as a signal while generating."""
-        if self.store is not None and getattr(output, "logits", None) is not None:
-            self.store.read_logits(output.logits)
+    def _before(self, model, args) -> None:
+        self._here.ran = None
+
+    def _after(self, model, args, kwargs, output) -> None:
+        """The logits that the model has just computed from the states of this call serve as a signal."""
+        ran, self._here.ran = self._here.ran, None
+        in_order = not isinstance(kwargs.get("logits_to_keep"), torch.Tensor)
+        if ran is not None and in_order and getattr(output, "logits", None) is not None:
+            ran.read_logits(output.logits)
 
     def _call(self, *args, **kwargs):
         """The base model's forward inside the block."""
@@ -219,24 +187,27 @@ class Compression:
         wanted = base.config.use_cache if given.get("use_cache") is None else given["use_cache"]
         if cache is None and not wanted:
             return self._forward(**given)  # no cache, nothing to compress
-        name = "input_ids" if given.get("input_ids") is not None else "inputs_embeds"
-        tokens = given.pop(name)
-        given.pop("input_ids" if name == "inputs_embeds" else "inputs_embeds", None)
+        name, tokens = given_tokens(given)
         rows, new = tokens.shape[:2]
-        if new == 0:
-            raise Refused("The call brings no tokens; pass at least one.")
-        store = self._store_for(cache, rows, new)
-        positions = torch.arange(store.seen, store.seen + new, device=tokens.device)[None]
-        check_mask(given.pop("attention_mask", None), store.seen + new)
+        known = self._known(cache)
+        seen = 0 if known is None else known.seen
+        positions = torch.arange(seen, seen + new, device=tokens.device)[None]
+        check_mask(given.pop("attention_mask", None), seen + new)
         check_positions(given.pop("position_ids", None), positions)
         check_rest(given, whole=new <= self._chunk)
-        if store.total is None and not self._calls.same_rope(store.prompt, store.seen + new):
-            raise Refused(
-                f"{type(self._calls.model).__name__} rotates keys by the length of the text, which grew from "
-                f"{store.prompt} to {store.seen + new} tokens; use generate() with max_new_tokens, which says it before."
-            )
-        if self.plan.propagates and store.seen == 0:
-            return self._propagated(store, given, name, tokens, positions)
+        store = self._started(cache, rows, new) if known is None else known
+        self._check_going_on(store, rows, new)
+        self.store, store.whole = store, False
+        if self.plan.propagates and seen == 0:
+            out = self._propagated(store, given, name, tokens, positions)
+        else:
+            out = self._in_pieces(store, given, name, tokens, positions)
+        store.whole, self._here.ran = True, store
+        return out
+
+    def _in_pieces(self, store: CompressedStore, given: dict, name: str, tokens, positions):
+        """A call cut where its pieces would be too long, and where something is evicted."""
+        rows, new = tokens.shape[:2]
         outputs, start = [], 0
         while start < new:
             stop = min(new, start + self._chunk)
@@ -274,17 +245,49 @@ class Compression:
         store.took(out.last_hidden_state, new, None)
         return out
 
-    def _store_for(self, cache, rows: int, new: int) -> CompressedStore:
-        """The store of the text that a call goes on with, or a new one."""
-        known = self._twins.get(cache) if isinstance(cache, Cache) else None
-        if known is None:
-            check_fresh(cache)
-            prompt, total = self._announced or (new, None)
-            known = CompressedStore(self._calls.model, self.plan, rows, max(prompt, new), total)
-            self._twins[known] = known
-            if cache is not None:
-                self._twins[cache] = known
-        elif known.rows != rows:
-            raise Refused(f"The cache holds {known.rows} texts and the call has {rows}; they must be the same.")
-        self.store = known
-        return known
+    def _known(self, cache) -> CompressedStore | None:
+        """The store that belongs to a cache, if this block made it."""
+        if isinstance(cache, CompressedStore) and cache.maker is self:
+            return cache
+        return self._stores.get(cache) if isinstance(cache, Cache) else None
+
+    def _started(self, cache, rows: int, new: int) -> CompressedStore:
+        """A store for a new text; a caller's empty cache becomes a view of it."""
+        check_fresh(cache)
+        prompt, total = self._here.lengths or (new, None)
+        store = CompressedStore(self._calls.model, self.plan, rows, max(prompt, new), total)
+        store.maker = self
+        if cache is not None:
+            cache.layers = store.layers  # so that its length is true, and other attention is refused
+            self._stores[cache] = store
+        return store
+
+    def _check_going_on(self, store: CompressedStore, rows: int, new: int) -> None:
+        if store.rows not in (0, rows):
+            raise Refused(f"The cache holds {store.rows} texts and the call has {rows}; they must be the same.")
+        if not store.whole:
+            raise Refused("A call on this cache broke off half way, and its layers differ; start with a new cache.")
+        length = store.total or store.prompt
+        if store.seen + new > length and not self._calls.same_rope(length, store.seen + new):
+            raise Refused(
+                f"{type(self._calls.model).__name__} rotates keys by the length of the text, which was to be {length} "
+                f"tokens and grew to {store.seen + new}; start anew with generate(), whose max_new_tokens says it."
+            )
+
+
+class _OfThread(threading.local):
+    """What one thread's generate() and calls tell each other.
+
+    Attributes
+    ----------
+    lengths : (int, int or None) or None
+        Of the prompt, and of the whole text where it is known.
+    ran : CompressedStore or None
+        What the base model has just run on.
+    """
+
+    lengths: tuple[int, int | None] | None = None
+    ran: CompressedStore | None = None
+
+    def __deepcopy__(self, memo) -> _OfThread:
+        return _OfThread()  # a copied model has told itself nothing yet

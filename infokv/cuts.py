@@ -35,7 +35,7 @@ def prompt_slots(layers: Sequence[StoreLayer], recorder: Recorder, scorer: Score
     """
     counts = layer_counts(prompt, len(layers), budget, scorer, _weights(layers, recorder, scorer, budget))
     for index, (layer, count) in enumerate(zip(layers, counts)):
-        positions = layer.slot_positions(layer.keys.device)[0, 0]
+        positions = layer.slot_positions()[0, 0]
         sinks = int((positions < scorer.sinks).sum())  # a window may have left some behind
         yield chosen_slots(layer, recorder, scorer, index, count, sinks=sinks, recent=scorer.recent, seed=index)
 
@@ -77,7 +77,8 @@ def chosen_slots(layer: StoreLayer, recorder: Recorder, scorer: Scorer, index: i
     if count <= sinks + recent or not candidates:  # nothing to choose
         return kept_slots(torch.zeros(1, layer.length), count, sinks=sinks, recent=recent)[None]
     groups = [slice(0, kv_heads)]
-    if not _alike(layer, candidates):
+    # Where heads hold other tokens, each is asked alone; but a set for the whole layer needs the candidates alone.
+    if not _alike(layer, candidates if scorer.heads == "layer" else range(layer.length)):
         groups = [slice(head, head + 1) for head in range(kv_heads)]
     return torch.stack([
         torch.cat([
@@ -106,7 +107,5 @@ def _scores(recorder, scorer, row, index, layer, heads, candidates, seed) -> tor
 
 def _alike(layer: StoreLayer, slots: range) -> bool:
     """Whether all KV heads of a row hold the same positions in these slots."""
-    if layer.positions is None or layer.positions.shape[1] == 1:
-        return True
-    part = layer.positions[:, :, slots.start : slots.stop]
-    return bool((part == part[:, :1]).all())
+    part = layer.slot_positions()[:, :, slots.start : slots.stop]
+    return part.shape[1] == 1 or bool((part == part[:, :1]).all())

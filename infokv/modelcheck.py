@@ -50,6 +50,9 @@ def check_model(model) -> dict:
         If an error is above the tolerance, or the model does not run in this way at all.
     """
     began = time.perf_counter()
+    devices = sorted({str(one.device) for one in model.parameters()})
+    if len(devices) > 1:
+        raise Refused(f"{type(model).__name__} lies on {', '.join(devices)}; load it on one device.")
     device = model.get_input_embeddings().weight.device
     vocabulary = model.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(1)

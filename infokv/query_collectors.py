@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from infokv.attention import LayerFacts
 from infokv.collectors import Collector
-from infokv.rotation import Rotation, Tables
+from infokv.errors import Refused
+from infokv.kernels import LayerFacts
+from infokv.rotation import Tables, rotation_of
 from infokv.store import StoreLayer
 
 
@@ -15,7 +16,7 @@ class _Unrotating(Collector):
 
     def __init__(self, model):
         self._layers = model.config.get_text_config().num_hidden_layers
-        self._rotation = Rotation(model)
+        self._rotation = rotation_of(model)
         self._tables: Tables = {}  # of the call that is running
 
     def on_attention(self, index: int, queries: torch.Tensor, stored: StoreLayer, facts: LayerFacts) -> None:
@@ -67,7 +68,18 @@ class FutureQueriesCollector(_Unrotating):
         self._add(index, queries[:, max(0, self._skip - (stored.seen - queries.shape[1])) :])
         if index == self._layers - 1:  # inside the call, where RoPE that depends on the length is the text's
             ahead = torch.arange(stored.seen, stored.seen + self._future, device=queries.device)
+            self._check_rotation(ahead, queries)
             self._ahead = self._rotation.mean_tables(ahead, queries)
+
+    def _check_rotation(self, ahead: torch.Tensor, queries: torch.Tensor) -> None:
+        """RoPE that depends on the length turns later queries in a way that does not fit the keys of this text."""
+        beyond = self._rotation.tables(torch.cat([ahead[:1] - 1, ahead]), queries)
+        for kind, pair in self._tables.items():
+            if not all(torch.equal(here[-1], there[0]) for here, there in zip(pair, beyond[kind])):
+                raise Refused(
+                    f"This model rotates keys by the length of the text, which its next {self._future} positions would "
+                    "change; use another scorer, or a smaller n_future."
+                )
 
     def _add(self, index: int, queries: torch.Tensor) -> None:
         """Join the moments of these queries with those so far."""

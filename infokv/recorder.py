@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import torch
 
-from infokv.attention import LayerFacts
 from infokv.collectors import Collector, make_collector
 from infokv.forward import Head, logit_slices
+from infokv.kernels import LayerFacts
 from infokv.signals import TokenSignals, parse_signal, signal
 from infokv.store import StoreLayer, TokenStore
 
@@ -126,29 +126,32 @@ class Recorder:
             are those of the candidates alone.
         candidates : range
             Slots that may be chosen.
+        seed : int
+            Added to a number made of the text.
         """
         total = layer.keys.shape[1]
         view = layer.part(row, kv_heads)
         group = self._query_heads // total
         first, stop, _ = kv_heads.indices(total)
         heads = slice(first * group, stop * group)
-        positions = view.slot_positions(view.keys.device)[0]
+        positions = view.slot_positions()[0]
+        ids = self._ids_of(row)
         return TokenSignals(
-            input_ids=self._ids_of(row, positions[0]),
+            input_ids=ids[positions[0].to(ids.device)],
             layers=1,
             query_heads=(stop - first) * group,
             kv_heads=stop - first,
             candidates=candidates,
-            seed=seed,
+            seed=seed + _text_seed(ids),
             facts=(self.facts[index],),
             positions=positions,
             seen=view.seen,
             values_by_name={name: one.of_layer(index, view, heads) for name, one in self._collectors[row].items()},
         )
 
-    def _ids_of(self, row: int, positions: torch.Tensor) -> torch.Tensor:
+    def _ids_of(self, row: int) -> torch.Tensor:
         self._ids = [torch.cat(self._ids, dim=1)]
-        return self._ids[0][row][positions.to(self._ids[0].device)]
+        return self._ids[0][row]
 
     def whole(self, store: TokenStore, *, candidates: range, seed: int = 0) -> TokenSignals:
         """The signals of all layers of a one-row store from which nothing was evicted."""
@@ -175,6 +178,11 @@ class Recorder:
     def held_bytes(self) -> int:
         """Bytes of all that is held for scoring."""
         return sum(_bytes(vars(one)) for collectors in self._collectors for one in collectors.values())
+
+
+def _text_seed(ids: torch.Tensor) -> int:
+    """A number that differs between texts: the same text draws the same, alone or in a batch."""
+    return int((ids * torch.arange(1, len(ids) + 1, device=ids.device)).sum()) % 2**31 * 10_007
 
 
 def _of_all_layers(collector: Collector, layers: list[StoreLayer]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -28,6 +29,16 @@ Tables = dict[str | None, tuple[torch.Tensor, torch.Tensor]]
 
 class _Asked(Exception):
     """Carries the queries of a layer out of its forward."""
+
+
+_KNOWN: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def rotation_of(model) -> Rotation:
+    """The rotations of a model, asked for once."""
+    if model not in _KNOWN:
+        _KNOWN[model] = Rotation(model)
+    return _KNOWN[model]
 
 
 class Rotation:

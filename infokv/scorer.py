@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from infokv.errors import Refused
 from infokv.registry import Registry
 from infokv.signals import TokenSignals
 
@@ -88,6 +89,31 @@ SCORERS = Registry(
 def register(name: str):
     """Class decorator: ``@register("mine")`` makes a scorer available by name in commands and in Python."""
     return SCORERS.register(name)
+
+
+def check_facts(scorer) -> None:
+    """Refuse a scorer without the declared facts, or with ones that say nothing.
+
+    Raises
+    ------
+    Refused
+        In a sentence that names the fact.
+    """
+    from infokv.allocation import ALLOCATIONS  # it counts for scorers, so it stands above this file
+    from infokv.budget import Schedule
+
+    name = type(scorer).__name__
+    missing = [fact for fact in vars(Scorer) if not fact.startswith("_") and not hasattr(scorer, fact)]
+    if missing:
+        raise Refused(f"{name} has no {missing[0]}; derive it from infokv.Scorer, which has defaults.")
+    for fact in ("sinks", "recent"):
+        value = getattr(scorer, fact)
+        if type(value) is not int or value < 0:
+            raise Refused(f"{fact} of {name} is {value!r}; it must be a whole number of at least 0.")
+    if scorer.allocation not in ALLOCATIONS:
+        raise Refused(f"allocation of {name} is {scorer.allocation!r}; it must be one of {', '.join(ALLOCATIONS)}.")
+    if not (scorer.schedule is None or isinstance(scorer.schedule, Schedule)):
+        raise Refused(f"schedule of {name} is {scorer.schedule!r}; it must be a Schedule or None.")
 
 
 def kv_head_method(scorer) -> str:

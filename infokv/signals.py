@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from infokv.attention import LayerFacts
 from infokv.errors import Refused
+from infokv.kernels import LayerFacts
 
 #: Parameters of each kind of signal, with defaults.
 SIGNALS: dict[str, dict[str, object]] = {
@@ -119,7 +119,8 @@ class TokenSignals:
         Positions that may be chosen: neither attention sinks nor the observation window. Normalisation and
         pooling run over these alone.
     seed : int
-        Differs from text to text; the only source of randomness for a scorer.
+        Differs from text to text, and in compression from layer to layer and cut to cut; the only source of
+        randomness for a scorer.
     facts : tuple of LayerFacts
         Scaling, soft-cap and sliding window of each layer.
     positions : int Tensor ``[kv_heads or 1, tokens]``
@@ -209,6 +210,10 @@ class TokenSignals:
         Those of the queries so far, the first 4 left out, rotated on average to the next 512 positions.
         """
         return self["future_queries"]
+
+    def held_before(self, position: int) -> int:
+        """How many of the tokens stood before a position; a sliding window may have left the first ones behind."""
+        return int((self.positions[0] < position).sum())
 
     def with_candidates(self, candidates: range) -> TokenSignals:
         """The same facts, with other positions to choose from."""

@@ -26,8 +26,11 @@ class StoreLayer(CacheLayerMixin):
     first, length : int
     seen : int
         Tokens that have passed; the position of the next one.
-    positions : Tensor ``[rows or 1, kv_heads or 1, length]`` or None
-        Original position of each slot in use, ascending. None: they are the last ``length`` ones seen.
+    survivors : Tensor ``[rows or 1, kv_heads or 1, n]`` or None
+        Original positions of the first n slots in use, ascending, where something was evicted. All other slots hold
+        the last tokens seen.
+    gate : list of one bool
+        Shared by the layers of a store: True while a model runs on it.
     """
 
     is_sliding = False
@@ -38,7 +41,9 @@ class StoreLayer(CacheLayerMixin):
         self.first = 0
         self.length = 0
         self.seen = 0
-        self.positions: torch.Tensor | None = None
+        self.survivors: torch.Tensor | None = None
+        self.gate = [False]
+        self._latest: list[int] = []  # of each survivor slot, the last position that a row or head has there
         self._expected: tuple[torch.Tensor, int] | None = None
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -50,7 +55,18 @@ class StoreLayer(CacheLayerMixin):
         return tuple(one.new_empty(*one.shape[:2], capacity, one.shape[-1]) for one in (keys, values))
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
-        """Write new tokens behind the stored ones; returns all stored keys and values. Full buffers grow."""
+        """Write new tokens behind the stored ones; returns all stored keys and values. Full buffers grow.
+
+        Raises
+        ------
+        Refused
+            If a model runs on it with an attention that knows nothing of slot positions.
+        """
+        if not self.gate[0]:
+            raise Refused(
+                "This cache belongs to infokv and may hold some tokens only; use it inside the block that made it, or "
+                "start without a cache."
+            )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[-2]
@@ -62,11 +78,8 @@ class StoreLayer(CacheLayerMixin):
         self.values[:, :, stop : stop + new] = value_states
         if self._expected is not None:
             (places, self.seen), self._expected = self._expected, None
-            self.positions = places[None, None]
+            self._survive(places.to(self.keys.device)[None, None])
         else:
-            if self.positions is not None:
-                fresh = torch.arange(self.seen, self.seen + new, device=self.positions.device)
-                self.positions = torch.cat([self.positions, fresh.expand(*self.positions.shape[:2], new)], dim=-1)
             self.seen += new
         self.length += new
         return self.stored_keys, self.stored_values
@@ -107,7 +120,8 @@ class StoreLayer(CacheLayerMixin):
         """
         left = self.selected(slots, max(_ROOM, self.length // 8))
         self.first, self.length, self.capacity = 0, left.length, left.capacity
-        self.keys, self.values, self.positions = left.keys, left.values, left.positions
+        self.keys, self.values = left.keys, left.values
+        self.survivors, self._latest = left.survivors, left._latest
 
     def selected(self, slots: torch.Tensor, room: int) -> StoreLayer:
         """A layer with these slots alone, as in :meth:`keep`, in as many rows as ``slots`` or this layer has."""
@@ -115,13 +129,13 @@ class StoreLayer(CacheLayerMixin):
             raise Refused("Nothing of a layer would be kept; a cache keeps at least 1 token.")
         keys, values = self.stored_keys, self.stored_values
         rows, heads = max(len(keys), len(slots)), keys.shape[1]
-        places = self.slot_positions(keys.device)
+        places = self.slot_positions()
         shape = torch.broadcast_shapes(places.shape[:2], slots.shape[:2])
         slots = slots.to(keys.device)
         left = StoreLayer(slots.shape[-1] + room)
         left.lazy_initialization(keys[:, :, :0].expand(rows, -1, -1, -1), values[:, :, :0].expand(rows, -1, -1, -1))
         left.length, left.seen = slots.shape[-1], self.seen
-        left.positions = places.expand(*shape, -1).gather(-1, slots.expand(*shape, -1))
+        left._survive(places.expand(*shape, -1).gather(-1, slots.expand(*shape, -1)))
         index = slots.expand(rows, heads, -1)[..., None]
         for own, given in ((left.stored_keys, keys), (left.stored_values, values)):
             width = given.shape[-1]
@@ -131,11 +145,14 @@ class StoreLayer(CacheLayerMixin):
     def expire(self, window: int) -> int:
         """Let go of slots that a sliding window has left behind in every row and head; their number."""
         oldest = self.seen - window + 1  # what the next token sees
-        if self.positions is None:
-            gone = max(0, oldest - (self.seen - self.length))
-        else:
-            gone = int((self.positions < oldest).sum(dim=-1).min())
-            self.positions = self.positions[..., gone:]
+        survivors = len(self._latest)
+        gone = 0
+        while gone < survivors and self._latest[gone] < oldest:
+            gone += 1
+        if gone:
+            self.survivors, self._latest = self.survivors[..., gone:], self._latest[gone:]
+        if gone == survivors:  # none is left, and the other slots are consecutive
+            gone += max(0, oldest - (self.seen - (self.length - gone)))
         self.first += gone
         self.length -= gone
         return gone
@@ -150,11 +167,23 @@ class StoreLayer(CacheLayerMixin):
         """``[rows, kv_heads, length, head_dim]``, a view."""
         return self.values[:, :, self.first : self.first + self.length]
 
-    def slot_positions(self, device) -> torch.Tensor:
-        """Original position of each slot, ``[rows or 1, kv_heads or 1, length]``."""
-        if self.positions is None:
-            return torch.arange(self.seen - self.length, self.seen, device=device)[None, None]
-        return self.positions
+    def _survive(self, positions: torch.Tensor) -> None:
+        """These are the positions of the slots in use."""
+        self.survivors = positions
+        self._latest = positions.amax(dim=(0, 1)).tolist()  # asked for once, not at every token
+
+    @property
+    def consecutive(self) -> bool:
+        """Whether the slots in use hold the last tokens seen."""
+        return not self._latest
+
+    def slot_positions(self) -> torch.Tensor:
+        """Original position of each slot in use, ``[rows or 1, kv_heads or 1, length]``."""
+        tail = self.length - len(self._latest)
+        recent = torch.arange(self.seen - tail, self.seen, device=self.keys.device)[None, None]
+        if self.consecutive:
+            return recent
+        return torch.cat([self.survivors, recent.expand(*self.survivors.shape[:2], -1)], dim=-1)
 
     @property
     def stored_bytes(self) -> int:
@@ -164,7 +193,7 @@ class StoreLayer(CacheLayerMixin):
     def fork(self, rows: int, capacity: int) -> StoreLayer:
         """A layer of ``rows`` copies of this one-row layer, with room for ``capacity`` tokens."""
         twin = StoreLayer(capacity)
-        twin.length, twin.seen, twin.positions = self.length, self.seen, self.positions
+        twin.length, twin.seen, twin.survivors, twin._latest = self.length, self.seen, self.survivors, self._latest
         like_keys = self.keys[:, :, :0].expand(rows, -1, -1, -1)
         twin.lazy_initialization(like_keys, self.values[:, :, :0].expand(rows, -1, -1, -1))
         twin.stored_keys.copy_(self.stored_keys.expand(rows, -1, -1, -1))
@@ -177,10 +206,10 @@ class StoreLayer(CacheLayerMixin):
         view.first, view.length, view.seen = self.first, self.length, self.seen
         view.keys, view.values = self.keys[row : row + 1, heads], self.values[row : row + 1, heads]
         view.is_initialized = True
-        if self.positions is not None:
-            rows, kv_heads = self.positions.shape[:2]
-            places = self.positions[row : row + 1] if rows > 1 else self.positions
-            view.positions = places[:, heads] if kv_heads > 1 else places
+        if not self.consecutive:
+            rows, kv_heads = self.survivors.shape[:2]
+            places = self.survivors[row : row + 1] if rows > 1 else self.survivors
+            view.survivors, view._latest = places[:, heads] if kv_heads > 1 else places, self._latest
         return view
 
     # What transformers asks of a cache layer. Its names for the last one differ within the supported range.
@@ -212,7 +241,7 @@ class TokenStore(Cache):
     ----------
     hidden : bool Tensor ``[rows, layers or 1, kv_heads or 1, prefix]`` or None
         True where a prefix position is invisible to every later query of that row, layer and head.
-    open : bool
+    gate : list of one bool
         True while a model runs on it through :func:`infokv.attention.attached`. Any other attention would read
         slots as if they were positions.
     """
@@ -223,22 +252,9 @@ class TokenStore(Cache):
         super().__init__(layers=layers)
         self.capacity = capacity
         self.hidden: torch.Tensor | None = None
-        self.open = False
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
-        """Store new tokens of a layer.
-
-        Raises
-        ------
-        Refused
-            If a model runs on it with an attention that knows nothing of slot positions.
-        """
-        if not self.open:
-            raise Refused(
-                "This cache belongs to infokv and holds some tokens only; use it inside the block that made it, "
-                "or start without a cache."
-            )
-        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        self.gate = [False]
+        for layer in layers:
+            layer.gate = self.gate
 
     def _refuse_change(self, *args, **kwargs):
         raise Refused(

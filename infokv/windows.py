@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from infokv.attention import LayerFacts, attention_scores, visible
 from infokv.errors import Refused
+from infokv.kernels import LayerFacts, attention_scores
 from infokv.signals import TokenSignals, signal
+from infokv.visibility import visible
 
 _CHOICES = {
     "support": ("all", "region"),
@@ -108,10 +109,9 @@ def window_scores(
             logits = logits.amax(dim=0, keepdim=True)
         if options.support == "region":
             logits = logits[..., region]
-            blind = (logits == float("-inf")).all(dim=-1, keepdim=True)  # a query that sees none of it has no say
-            weights = logits.masked_fill(blind, 0).softmax(dim=-1).masked_fill(blind, 0)
-        else:
-            weights = logits.softmax(dim=-1)[..., region]
+        blind = (logits == float("-inf")).all(dim=-1, keepdim=True)  # a query that sees none of them has no say
+        weights = logits.masked_fill(blind, 0).softmax(dim=-1).masked_fill(blind, 0)
+        weights = weights if options.support == "region" else weights[..., region]
         out.append(_reduce(weights, options.rows, dim=-2).float())
     return _join(torch.stack(out), options)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from infokv.attention import LayerFacts
+from infokv.kernels import LayerFacts
 from infokv.signals import TokenSignals, signal
 
 _HERE = Path(__file__).resolve()

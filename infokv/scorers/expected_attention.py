@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from infokv.attention import LayerFacts
 from infokv.errors import Refused
+from infokv.kernels import LayerFacts
 from infokv.scorer import Scorer
 from infokv.signals import TokenSignals, signal
 
@@ -59,13 +59,13 @@ class ExpectedAttention(Scorer):
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
         """``[layers, kv_heads, tokens]``; 0 for the sinks."""
-        layers = range(signals.layers)
+        layers, sinks = range(signals.layers), signals.held_before(self.n_sink)
         found = [
-            self._of_layer(signals[self.needs[0]][i], signals.keys[i][:, self.n_sink :].float(), signals.facts[i])
+            self._of_layer(signals[self.needs[0]][i], signals.keys[i][:, sinks:].float(), signals.facts[i])
             for i in layers
         ]
         if self.use_vnorm:
-            norms = [signals.values[i][:, self.n_sink :].float().norm(dim=-1) for i in layers]
+            norms = [signals.values[i][:, sinks:].float().norm(dim=-1) for i in layers]
             found = [(weights + self.epsilon) * norm for weights, norm in zip(found, norms, strict=True)]
         scores = torch.stack([one.to(found[-1].device) for one in found])
         return F.pad(scores, (signals.tokens - scores.shape[-1], 0))

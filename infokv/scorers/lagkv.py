@@ -45,24 +45,25 @@ class LagKV(Scorer):
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
         """``[layers, kv_heads, tokens]``; 1 for tokens that are always kept."""
-        return torch.stack([self._of_layer(k.float(), v.float()) for k, v in zip(signals.keys, signals.values)])
+        sinks = signals.held_before(self.n_sink)
+        pairs = zip(signals.keys, signals.values)
+        found = [self._of_layer(keys.float(), values.float(), sinks) for keys, values in pairs]
+        return torch.stack([one.to(found[-1].device) for one in found])
 
-    def _of_layer(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def _of_layer(self, keys: torch.Tensor, values: torch.Tensor, sinks: int) -> torch.Tensor:
         heads, tokens = keys.shape[:2]
         scores = keys.new_ones(heads, tokens)
-        inner = tokens - self.n_sink
+        inner = tokens - sinks
         if inner < 2 * self.lag:
             if inner > 0:
-                scores[:, self.n_sink :] = torch.arange(inner, device=keys.device) / inner
+                scores[:, sinks:] = torch.arange(inner, device=keys.device) / inner
             return scores
         parts = inner // self.lag
-        stop = self.n_sink + parts * self.lag
-        spread = (
-            self._spread(keys[:, self.n_sink : stop], parts) + self._spread(values[:, self.n_sink : stop], parts)
-        ) / 2
+        stop = sinks + parts * self.lag
+        spread = (self._spread(keys[:, sinks:stop], parts) + self._spread(values[:, sinks:stop], parts)) / 2
         if not self.cross:
             spread = spread.argsort(dim=-1).argsort(dim=-1) / self.lag
-        scores[:, self.n_sink : stop - self.lag] = spread.flatten(1)
+        scores[:, sinks : stop - self.lag] = spread.flatten(1)
         return scores
 
     def _spread(self, states: torch.Tensor, parts: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from infokv.signals import TokenSignals
 
 @dataclass(frozen=True)
 class Random(Scorer):
-    """A random order of the tokens, the same for all layers and heads.
+    """A random order of the tokens, the same for all heads.
 
     Parameters
     ----------

@@ -314,13 +314,17 @@ def test_an_error_leaves_no_trace(error_kind):
     def fail(*args):
         raise error_kind("stop")
 
-    with pytest.raises(error_kind), compress(model, SCORERS["mixed"], Budget(keep=0.4)):
-        run(model, ids, ())
-        trap = model.model.layers[1].register_forward_hook(fail)
-        try:
+    def broken_block():
+        with compress(model, SCORERS["mixed"], Budget(keep=0.4)):
             run(model, ids, ())
-        finally:
-            trap.remove()
+            trap = model.model.layers[1].register_forward_hook(fail)
+            try:
+                run(model, ids, ())
+            finally:
+                trap.remove()
+
+    with pytest.raises(error_kind):
+        broken_block()
     assert hooks == sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
     assert all(dict(module.__dict__) == state[id(module)] for module in model.modules())
     assert model.config._attn_implementation != "infokv_store"
@@ -355,7 +359,7 @@ def refusals():
     yield "mask", lambda: llama(ids, attention_mask=torch.ones(1, 1, 20, 20)), "ready-made"
 
 
-@pytest.mark.parametrize("what, call, sentence", [pytest.param(*one, id=one[0]) for one in refusals()])
+@pytest.mark.parametrize(("what", "call", "sentence"), [pytest.param(*one, id=one[0]) for one in refusals()])
 def test_what_cannot_be_right_is_refused(what, call, sentence):
     model = next(cell.cell_contents for cell in call.__closure__ if hasattr(cell.cell_contents, "generate"))
     ids = random_ids(PROMPT)
@@ -375,14 +379,18 @@ def test_a_cache_is_of_no_use_outside_its_block():
         out = model(ids)
     with pytest.raises(Refused, match="inside the block"):
         model(ids[:, :1], **{name: out[name]})
-    with compress(model, SCORERS["shared"], Budget(keep=0.4)), pytest.raises(Refused, match="CompressedStore"):
+    with (
+        compress(model, SCORERS["shared"], Budget(keep=0.4)),
+        pytest.raises(Refused, match="already holds|CompressedStore"),
+    ):
         model(ids[:, :1], **{name: out[name]})
 
 
-@pytest.mark.parametrize("given, sentence", [
+@pytest.mark.parametrize(("given", "sentence"), [
     (dict(scorer=SnapKV), "pass an instance"),
     (dict(scorer="nothing"), "nothing"),
-    (dict(scorer="snapkv-official"), "SnapKV"),
+    (dict(scorer="snapkv-official"), "use snapkv"),
+    (dict(prefill=False), "Nothing would be cut"),
     (dict(budget=0.4), "Budget"),
     (dict(prefill_chunk=0), "prefill_chunk"),
     (dict(decode=100), "Schedule"),
@@ -430,7 +438,7 @@ def test_the_full_cache_is_cut_by_nothing():
             assert handle.stored == [LENGTH] * 3
 
 
-@pytest.mark.parametrize("scorer, other", [(SnapKV(heads="query"), "snapkv"), (InfoKV(heads="query"), "infokv"),
+@pytest.mark.parametrize(("scorer", "other"), [(SnapKV(heads="query"), "snapkv"), (InfoKV(heads="query"), "infokv"),
                                            ("pyramidkv-official", "pyramidkv")], ids=str)  # fmt: skip
 def test_sets_per_query_head_are_refused_by_name(scorer, other):
     with pytest.raises(Refused, match=f"use {other},"), compress(build("llama"), scorer, Budget(keep=0.5)):
@@ -444,14 +452,153 @@ def test_a_scorer_without_the_contract_is_refused():
         def score(self, signals):
             return signals.entropy[None, None]
 
-    with pytest.raises(Refused, match="derive it from infokv.Scorer"), compress(build("llama"), Plain(), Budget(keep=1)):
+    with (
+        pytest.raises(Refused, match="derive it from infokv.Scorer"),
+        compress(build("llama"), Plain(), Budget(keep=1)),
+    ):
         pass
 
 
-def test_a_callers_cache_cannot_begin_a_second_generate():
+def test_a_callers_cache_is_true_to_its_text():
     model, ids = build("llama"), random_ids(PROMPT)
     cache, name = DynamicCache(config=model.config), cache_argument(model)
-    with compress(model, SCORERS["per head"], Budget(keep=0.4)):
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)) as handle:
         out = model.generate(ids, max_new_tokens=2, do_sample=False, **{name: cache})
-        with pytest.raises(Refused, match="go on with that"):
-            model.generate(torch.cat([out, ids[:, :3]], 1), max_new_tokens=2, **{name: cache})
+        assert cache.get_seq_length() == PROMPT + 1
+        longer = torch.cat([out, ids[:, :3]], 1)
+        again = model.generate(longer, max_new_tokens=2, min_new_tokens=2, do_sample=False, **{name: cache})
+        assert cache.get_seq_length() == PROMPT + 6 and again.shape[1] == PROMPT + 7
+        assert max(handle.stored) < PROMPT
+    with pytest.raises(Refused, match="belongs to infokv"):
+        model(ids[:, :1], **{name: cache})
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)), pytest.raises(Refused, match="already holds"):
+        model(ids[:, :1], **{name: cache})
+
+
+def test_texts_that_are_over_are_let_go():
+    model, stores = build("llama"), weakref.WeakSet()
+    with compress(model, SCORERS["mixed"], Budget(keep=0.4), decode=Schedule(every=4, recent=2)) as handle:
+        for seed in range(6):
+            model.generate(random_ids(PROMPT, seed), max_new_tokens=8, do_sample=False)
+            stores.add(handle.store)
+        gc.collect()
+        assert len(stores) == 1
+
+
+def test_threads_do_not_mix_their_texts():
+    from threading import Thread
+
+    model, schedule = build("llama"), Schedule(every=4, recent=2)
+    texts = [random_ids(length, seed) for seed, length in enumerate((40, 70, 55))]
+
+    def alone(ids):
+        with compress(model, SCORERS["mixed"], Budget(keep=0.4), decode=schedule):
+            return kept_of(ids)
+
+    def kept_of(ids):
+        out = model.generate(ids, max_new_tokens=14, min_new_tokens=14, do_sample=False, return_dict_in_generate=True)
+        return out.sequences, [layer.slot_positions() for layer in out[cache_argument(model)].layers]
+
+    expected = [alone(ids) for ids in texts]
+    for _ in range(3):
+        found = [None] * len(texts)
+        with compress(model, SCORERS["mixed"], Budget(keep=0.4), decode=schedule):
+            workers = [
+                Thread(target=lambda place=place, ids=ids, out=found: out.__setitem__(place, kept_of(ids)))
+                for place, ids in enumerate(texts)
+            ]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+        for (text, kept), (own_text, own_kept) in zip(expected, found):
+            assert torch.equal(text, own_text)
+            assert all(torch.equal(one, other) for one, other in zip(kept, own_kept))
+
+
+@pytest.mark.parametrize("name", ["phi3_longrope", "llama_dynamic"])
+def test_a_text_longer_than_announced_is_refused_where_rotation_changes(name):
+    model, ids = build(name), random_ids(60)
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)):
+        out = model.generate(ids[:, :20], max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+        key = cache_argument(model)
+        with pytest.raises(Refused, match="start anew"):
+            model(ids[:, 24:55], **{key: out[key]})
+
+
+def test_a_call_that_broke_off_cannot_be_continued():
+    model, ids = build("llama"), random_ids(PROMPT + 8)
+    key = cache_argument(model)
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    with compress(model, SCORERS["mixed"], Budget(keep=0.4)):
+        out = model(ids[:, :PROMPT])
+        trap = model.model.layers[1].register_forward_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids[:, PROMPT:], **{key: out[key]})
+        trap.remove()
+        with pytest.raises(Refused, match="broke off"):
+            model(ids[:, PROMPT:], **{key: out[key]})
+
+
+def test_a_refused_call_can_be_made_right():
+    model, ids = build("llama"), random_ids(PROMPT)
+    cache, key = DynamicCache(config=model.config), cache_argument(model)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)) as handle:
+        with pytest.raises(Refused, match="padded"):
+            model(ids, attention_mask=mask, **{key: cache})
+        with pytest.raises(Refused, match="Nothing has run"):
+            handle.kept  # noqa: B018
+        model(ids, attention_mask=torch.ones_like(ids), **{key: cache})
+        assert handle.stored == [16] * 3
+
+
+@pytest.mark.parametrize(("arch", "scorer", "schedule", "budget"), [
+    ("llama", SnapKV(window=16, kernel=3), Schedule(every=4, recent=2, protect_prompt=False), Budget(tokens=4)),
+    ("mistral", SnapKV(window=6, kernel=3), Schedule(every=2, recent=1, keep=0.25), Budget(keep=0.4)),
+])  # fmt: skip
+def test_queries_that_see_nothing_any_more_have_no_say(arch, scorer, schedule, budget):
+    model, ids = build(arch), random_ids(70)
+    with compress(model, scorer, budget, decode=schedule) as handle:
+        run(model, ids, (30, *range(31, 70)))
+        assert handle.store.cuts > 5
+
+
+@pytest.mark.parametrize("name", ["expected-attention", "lagkv:lag=4", "streaming-llm"])
+def test_sinks_that_a_window_left_behind_are_no_sinks(name):
+    """In a sliding layer the first slots are tokens like any other."""
+    model, ids = build("gemma3"), random_ids(60)
+    model.config.sliding_window = 40
+    for layer in model.model.layers:
+        if layer.self_attn.sliding_window is not None:
+            layer.self_attn.sliding_window = 40
+    with compress(model, name, Budget(tokens=12)) as handle:
+        run(model, ids, ())
+        window, full = handle.kept[0], handle.kept[2]
+    assert full.min() == 0 or name == "lagkv:lag=4"
+    if name == "streaming-llm":
+        assert window[0, 0].tolist() == list(range(48, 60))
+    else:
+        assert window.min() >= 21
+
+
+def test_logits_in_another_order_are_not_taken_for_those_of_the_tokens():
+    model, ids = build("llama"), random_ids(60)
+    key, seen = cache_argument(model), []
+    scorer = InfoKV(window=6, decode_window=3)
+    with compress(model, scorer, Budget(keep=1), decode=Schedule(every=100, recent=1)) as handle:
+        for extra in ({}, {"logits_to_keep": torch.tensor([3, 2, 1, 0])}, {"logits_to_keep": 1}):
+            cache = model(ids[:, :PROMPT])[key]
+            model(ids[:, PROMPT : PROMPT + 4], **{key: cache}, **extra)
+            model.model(ids[:, PROMPT + 4 : PROMPT + 5], **{key: cache})
+            model(random_ids(9, seed=5), use_cache=False)
+            handle.store.read_logits(None)
+            recorder = handle.store.recorder
+            told = recorder.of_layer(0, 0, handle.store.layers[0], candidates=range(4))
+            seen.append(told["entropy"])
+    for other in seen[1:]:
+        torch.testing.assert_close(seen[0], other, rtol=1e-4, atol=1e-5)

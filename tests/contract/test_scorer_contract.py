@@ -15,7 +15,7 @@ from tiny_models import build, random_ids
 from forward_influence.checks import check_selector
 from forward_influence.selectors import SELECTORS, Selector, TopScore, make_selector, register_selector
 from forward_influence.signals import token_signals
-from infokv.checks import check_scorer, synthetic_signals
+from infokv.checks import check_facts, check_scorer, synthetic_signals
 from infokv.errors import Refused
 from infokv.scorer import SCORERS, Scorer, get_scorer
 from infokv.scorers.infokv import InfoKV
@@ -442,3 +442,11 @@ def test_a_ranking_selector_is_checked_like_a_scorer():
 
     with pytest.raises(AssertionError, match="must be float32"):
         check_selector(Wrong)
+
+
+@pytest.mark.parametrize(("fact", "value"), [("allocation", "bogus"), ("recent", -3), ("sinks", "four"),
+                                             ("schedule", 100)])  # fmt: skip
+def test_declared_facts_are_checked(fact, value):
+    cls = dataclass(frozen=True)(type("Odd", (Sound,), {"__doc__": "Odd facts about itself.", fact: value}))
+    with pytest.raises(AssertionError, match=fact):
+        check_facts(cls())

@@ -1,4 +1,4 @@
-"""compress() on the embedded model and real text: nothing cut is nothing changed, and a cut cache still tells the story."""
+"""compress() on the embedded model and real text: nothing cut is nothing changed, and a cut costs little."""
 
 import importlib.util
 
@@ -53,7 +53,10 @@ def test_a_cut_cache_costs_little_on_real_text(loaded, prompt, scorer):
     def loss(chosen, keep):
         with compress(model, chosen, Budget(keep=keep)) as handle, torch.no_grad():
             out = model(ids[:, :600], logits_to_keep=1)
-            logits = torch.cat([out.logits, model(ids[:, 600:699], **{cache_argument(model): out[cache_argument(model)]}).logits], dim=1)
+            logits = torch.cat(
+                [out.logits, model(ids[:, 600:699], **{cache_argument(model): out[cache_argument(model)]}).logits],
+                dim=1,
+            )
             assert handle.stored_bytes < handle.full_bytes or keep == 1
         return torch.nn.functional.cross_entropy(logits[0], ids[0, 600:]).item()
 

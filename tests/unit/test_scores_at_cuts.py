@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from infokv import RKV, RPC, InfoKV, ObservedAttention, Random, SnapKV, StreamingLLM
-from infokv.attention import LayerFacts
 from infokv.checks import synthetic_signals
 from infokv.errors import Refused
+from infokv.kernels import LayerFacts
 from infokv.scorer import SCORERS
 from infokv.scorers.rpc import RPCOfficial
 from infokv.signals import signal
