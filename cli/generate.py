@@ -159,8 +159,7 @@ def _sampling(temperature: float | None, top_p: float | None, top_k: int | None)
 
 def _scorer(method: str):
     from forward_influence.cli.methods import per_query_head
-    from infokv.scorer import kv_head_method
-    from infokv.scorer import get_scorer
+    from infokv.scorer import get_scorer, kv_head_method
     from infokv.signals import parse_signal
 
     scorer = get_scorer(method)

@@ -143,7 +143,9 @@ def _attention(module, query, key, value, attention_mask, scaling=None, dropout=
 
     Returns ``([rows, new tokens, query_heads, head_dim], None)``.
     """
-    unknown = sorted(name for name, given in others.items() if name not in _HARMLESS and given is not None)
+    unknown = sorted(
+        name for name, given in others.items() if name not in _HARMLESS and given is not None and given is not False
+    )
     if unknown or (dropout and module.training):
         raise Refused(
             f"{type(module).__name__} asks for {', '.join(unknown) or 'dropout'}, which this attention does not "
@@ -182,7 +184,7 @@ def _attend(query: torch.Tensor, session: _Session, index: int, facts: LayerFact
     rows, query_heads, new, width = query.shape
     layer = session.store.layers[index]
     heads = layer.keys.shape[1]
-    if _is_causal(session, layer, facts, new) and (layer.length == new or halves(query)):
+    if _is_causal(session, layer, facts, query) and (layer.length == new or halves(query)):
         out = causal(query, layer.stored_keys, layer.stored_values, facts.scaling)
         return out.transpose(1, 2).contiguous()
     mask, first = visibility(
@@ -198,8 +200,9 @@ def _attend(query: torch.Tensor, session: _Session, index: int, facts: LayerFact
     return out.reshape(rows, query_heads, new, -1).transpose(1, 2).contiguous()
 
 
-def _is_causal(session: _Session, layer: StoreLayer, facts: LayerFacts, new: int) -> bool:
+def _is_causal(session: _Session, layer: StoreLayer, facts: LayerFacts, query: torch.Tensor) -> bool:
     """Whether several new tokens see all that was stored before, and of each other what came before."""
-    plain = facts.softcap is None and session.store.hidden is None and new > 1
+    plain = facts.softcap is None and session.store.hidden is None and query.shape[2] > 1
     inside = facts.window is None or (layer.consecutive and layer.length <= facts.window)
-    return plain and inside and layer.keys.shape[-1] == layer.values.shape[-1]
+    alike = layer.keys.shape[-1] == layer.values.shape[-1] and query.dtype == layer.keys.dtype == layer.values.dtype
+    return plain and inside and alike

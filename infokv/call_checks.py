@@ -48,8 +48,13 @@ def check_generation(given: dict, settings: list) -> None:
     def value(name):
         return given.get(name) or next((one for each in settings if (one := getattr(each, name, None))), None)
 
-    for name, how in (("assistant_model", "assisted decoding"), ("prompt_lookup_num_tokens", "prompt lookup"),
-                      ("num_beams", "beam search")):  # fmt: skip
+    ways = {
+        "assistant_model": "assisted decoding",
+        "assistant_early_exit": "assisted decoding",
+        "prompt_lookup_num_tokens": "prompt lookup",
+        "num_beams": "beam search",
+    }
+    for name, how in ways.items():
         if (value(name) or 1) != 1:
             raise Refused(
                 f"{name} asks for {how}, which reorders a cache or takes tokens back, and evicted ones do not return; "

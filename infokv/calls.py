@@ -68,6 +68,11 @@ class StoreCalls:
         ):
             yield
 
+    @property
+    def rope_varies(self) -> bool:
+        """Whether keys are rotated by the length of the text."""
+        return bool(self._rope)
+
     def same_rope(self, one: int, other: int) -> bool:
         """Whether texts of these two lengths are rotated alike, as they are by most models."""
         return all(torch.equal(a, b) for a, b in zip(self._rotations(one), self._rotations(other)))

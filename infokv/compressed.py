@@ -207,5 +207,5 @@ class CompressedStore(TokenStore):
 
     def note_peak(self) -> None:
         """Remember the bytes that are held now, if they are the most so far."""
-        held = sum(layer.stored_bytes for layer in self.layers)
+        held = sum(layer.buffer_bytes for layer in self.layers)
         self.peak_bytes = max(self.peak_bytes, held + self.recorder.held_bytes)

@@ -20,13 +20,12 @@ from infokv.call_checks import (
     check_positions,
     check_rest,
     given_tokens,
-    joined,
 )
 from infokv.calls import StoreCalls
 from infokv.compressed import CompressedStore, Plan
 from infokv.errors import Refused
 from infokv.modelcheck import ensure_checked
-from infokv.propagation import propagating
+from infokv.pieces import run_in_pieces, run_propagated
 from infokv.report import Report
 from infokv.scorer import SCORERS, Scorer, check_facts, get_scorer, kv_head_method
 
@@ -106,6 +105,8 @@ class Compression(Report):
             raise Refused(f"prefill_chunk is {chunk!r}; it must be a whole number of at least 1 token.")
         if decode is not None and decode is not False and not isinstance(decode, Schedule):
             raise Refused(f"decode is {decode!r}; write Schedule(every=1024, recent=32), None or False.")
+        if not isinstance(model, torch.nn.Module) or not hasattr(model, "get_output_embeddings"):
+            raise Refused(f"The model is {type(model).__name__}; pass a causal language model of transformers.")
         if model.training:
             raise Refused(f"{type(model).__name__} is in training mode; call model.eval() first.")
         deepest = model.config.get_text_config().num_hidden_layers - 1
@@ -127,6 +128,14 @@ class Compression(Report):
         self._stores: WeakKeyDictionary = WeakKeyDictionary()  # a caller's cache, empty when it came -> our store
         self._here = _OfThread()
 
+    def __deepcopy__(self, memo):
+        raise Refused(
+            "A model inside compress() cannot be copied: the copy would never leave the block. Copy it before."
+        )
+
+    def __reduce__(self):
+        raise Refused("A model inside compress() cannot be saved by pickling; leave the block first.")
+
     @contextlib.contextmanager
     def _installed(self) -> Iterator[None]:
         model, base = self._calls.model, self._calls.base
@@ -136,8 +145,8 @@ class Compression(Report):
             raise Refused("compress() is at work on this model already; leave that block first.")
         self._forward, self._plain_generate = base.forward, model.generate
         hooks = [
-            model.register_forward_pre_hook(self._before),
-            model.register_forward_hook(self._after, with_kwargs=True),
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after, with_kwargs=True, prepend=True),  # before logits are changed
         ]
         for module, name, ours in patched:
             setattr(module, name, ours)
@@ -166,10 +175,12 @@ class Compression(Report):
         try:
             return self._plain_generate(*args, **kwargs)
         finally:
-            self._here.lengths = None
+            self._here.lengths = self._here.text = None
 
-    def _before(self, model, args) -> None:
+    def _before(self, model, args, kwargs) -> None:
         self._here.ran = None
+        if kwargs.get("labels") is not None and torch.is_grad_enabled():
+            raise Refused("Inside compress() no gradients are computed; compute the loss under torch.no_grad().")
 
     def _after(self, model, args, kwargs, output) -> None:
         """The logits that the model has just computed from the states of this call serve as a signal."""
@@ -189,7 +200,10 @@ class Compression(Report):
             return self._forward(**given)  # no cache, nothing to compress
         name, tokens = given_tokens(given)
         rows, new = tokens.shape[:2]
-        known = self._known(cache)
+        known = self._known(cache) or self._dropped(cache, rows, new)
+        if known is not None and cache is None:  # the model's own generate() has let go of it
+            tokens, new = tokens[:, -1:], 1
+            given = {key: value for key, value in given.items() if key not in ("attention_mask", "position_ids")}
         seen = 0 if known is None else known.seen
         positions = torch.arange(seen, seen + new, device=tokens.device)[None]
         check_mask(given.pop("attention_mask", None), seen + new)
@@ -197,52 +211,14 @@ class Compression(Report):
         check_rest(given, whole=new <= self._chunk)
         store = self._started(cache, rows, new) if known is None else known
         self._check_going_on(store, rows, new)
-        self.store, store.whole = store, False
-        if self.plan.propagates and seen == 0:
-            out = self._propagated(store, given, name, tokens, positions)
-        else:
-            out = self._in_pieces(store, given, name, tokens, positions)
+        store.whole = False
+        if self._here.text in (None, store):  # what a logits processor runs on the side is not what was asked for
+            self.store = store
+        piecewise = run_propagated if self.plan.propagates and seen == 0 else run_in_pieces
+        # Buffers that outlive the call are no inference tensors: a later call may be made in another mode.
+        with torch.inference_mode(False), torch.no_grad():
+            out = piecewise(self._calls, self._forward, store, given, name, tokens, positions, self._chunk)
         store.whole, self._here.ran = True, store
-        return out
-
-    def _in_pieces(self, store: CompressedStore, given: dict, name: str, tokens, positions):
-        """A call cut where its pieces would be too long, and where something is evicted."""
-        rows, new = tokens.shape[:2]
-        outputs, start = [], 0
-        while start < new:
-            stop = min(new, start + self._chunk)
-            if store.boundary is not None:
-                stop = min(stop, start + store.boundary - store.seen)
-            part = tokens[:, start:stop]
-            own = {name: part, "position_ids": positions[:, start:stop], "use_cache": True,
-                   self._calls.cache_name: store}  # fmt: skip
-            ids = part if name == "input_ids" else None
-            total = store.total or max(store.prompt, store.seen + stop - start)
-            store.comes(rows, stop - start, ids)
-            with self._calls.on(store, total, store.attention_listeners, store.block_listeners):
-                out = self._forward(**{**given, **own})
-            store.took(out.last_hidden_state, stop - start, ids)
-            outputs.append(out)
-            start = stop
-        return joined(outputs)
-
-    def _propagated(self, store: CompressedStore, given: dict, name: str, tokens, positions):
-        """The whole prompt in one piece; behind one layer, only some of its tokens go on."""
-        rows, new = tokens.shape[:2]
-        if rows > 1 or new < store.prompt:
-            raise Refused(
-                f"FastKV(propagate={self.plan.scorer.propagate}) takes one whole prompt at a time; the call has {rows} "
-                f"rows and {new} of {store.prompt} tokens. Leave propagate out, or pass single prompts in one piece."
-            )
-        own = {name: tokens, "position_ids": positions, "use_cache": True, self._calls.cache_name: store}
-        store.comes(rows, new, tokens if name == "input_ids" else None)
-        with (
-            self._calls.on(store, store.total or new, store.attention_listeners, store.block_listeners),
-            propagating(self._calls.model, store, store.recorder, self.plan.scorer, new),
-        ):
-            out = self._forward(**{**given, **own})
-        out.last_hidden_state = out.last_hidden_state[:, -1:]  # the others are not those of their tokens' places
-        store.took(out.last_hidden_state, new, None)
         return out
 
     def _known(self, cache) -> CompressedStore | None:
@@ -251,12 +227,25 @@ class Compression(Report):
             return cache
         return self._stores.get(cache) if isinstance(cache, Cache) else None
 
+    def _dropped(self, cache, rows: int, new: int) -> CompressedStore | None:
+        """The store of a text that generate() feeds again from the start.
+
+        A model whose RoPE depends on the length does so where its frequencies change, because its keys would not fit
+        any more; here they are those of the whole text from the first token on.
+        """
+        text = self._here.text
+        again = cache is None and text is not None and text.whole and self._calls.rope_varies
+        return text if again and text.rows == rows and new == text.seen + 1 else None
+
     def _started(self, cache, rows: int, new: int) -> CompressedStore:
         """A store for a new text; a caller's empty cache becomes a view of it."""
         check_fresh(cache)
-        prompt, total = self._here.lengths or (new, None)
+        announced, self._here.lengths = self._here.lengths, None  # the first text of a generate() is meant
+        prompt, total = announced or (new, None)
         store = CompressedStore(self._calls.model, self.plan, rows, max(prompt, new), total)
         store.maker = self
+        if announced:
+            self._here.text = store
         if cache is not None:
             cache.layers = store.layers  # so that its length is true, and other attention is refused
             self._stores[cache] = store
@@ -282,12 +271,12 @@ class _OfThread(threading.local):
     ----------
     lengths : (int, int or None) or None
         Of the prompt, and of the whole text where it is known.
+    text : CompressedStore or None
+        What the running generate() began with.
     ran : CompressedStore or None
         What the base model has just run on.
     """
 
     lengths: tuple[int, int | None] | None = None
+    text: CompressedStore | None = None
     ran: CompressedStore | None = None
-
-    def __deepcopy__(self, memo) -> _OfThread:
-        return _OfThread()  # a copied model has told itself nothing yet

@@ -102,7 +102,18 @@ def evict(layer: StoreLayer, recorder: Recorder, index: int, slots: torch.Tensor
 def _scores(recorder, scorer, row, index, layer, heads, candidates, seed) -> torch.Tensor:
     """``[heads or 1, slots]``, float32 on the device of the signals."""
     signals = recorder.of_layer(row, index, layer, heads, candidates=candidates, seed=seed)
-    return scorer.score(signals)[0].float().expand(-1, layer.length)
+    written = layer.keys._version, layer.values._version
+    scores = scorer.score(signals)
+    name, kv_heads = type(scorer).__name__, signals.kv_heads
+    shape = tuple(getattr(scores, "shape", ()))
+    if not isinstance(scores, torch.Tensor) or shape not in ((1, 1, layer.length), (1, kv_heads, layer.length)):
+        what = f"scores of shape {list(shape)}" if isinstance(scores, torch.Tensor) else type(scores).__name__
+        raise Refused(f"{name} gave {what} for one layer; they must be a tensor [1, {kv_heads} or 1, {layer.length}].")
+    if scores.is_complex():
+        raise Refused(f"{name} gave {scores.dtype} scores; they must be real, such as float32.")
+    if written != (layer.keys._version, layer.values._version):
+        raise Refused(f"{name} wrote into the cache; let it work on clones of signals.keys and signals.values.")
+    return scores[0].float()
 
 
 def _alike(layer: StoreLayer, slots: range) -> bool:

@@ -6,6 +6,7 @@ through :func:`forward_chunks`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -110,17 +111,13 @@ class Head:
             asked.append(True)
             return FinalStates(last_hidden_state=states)
 
-        with ONE_AT_A_TIME, torch.no_grad(), evaluation(self._model):
+        with ONE_AT_A_TIME, torch.no_grad(), evaluation(self._model), _unhooked(base), _unhooked(self._model):
             before = base.__dict__.get("forward")
-            hooks = base._forward_hooks, base._forward_pre_hooks
             base.forward = give
-            # They have had their say when the states were made.
-            base._forward_hooks, base._forward_pre_hooks = OrderedDict(), OrderedDict()
             try:
                 ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
                 logits = self._model(input_ids=ids, use_cache=False, return_dict=True).logits
             finally:
-                base._forward_hooks, base._forward_pre_hooks = hooks
                 del base.forward
                 if before is not None:
                     base.forward = before
@@ -130,6 +127,17 @@ class Head:
                 f"{type(base).__name__}, so that its logits cannot be computed from them. Use another model."
             )
         return logits
+
+
+@contextlib.contextmanager
+def _unhooked(module) -> Iterator[None]:
+    """Without a module's hooks: they are meant for the calls of whoever made them."""
+    hooks = module._forward_hooks, module._forward_pre_hooks
+    module._forward_hooks, module._forward_pre_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        module._forward_hooks, module._forward_pre_hooks = hooks
 
 
 def logit_slices(head: Head, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

@@ -20,8 +20,8 @@ from infokv.store import TokenStore
 
 _PREFIX, _LENGTH = 24, 40
 
-#: Largest accepted error, relative to the largest logit.
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
+#: Largest accepted error, relative to the largest logit. Eager attention takes its softmax in float32.
+_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 5e-2}
 
 
 #: What was found about models that are still alive; an architecture does not change.

@@ -47,7 +47,7 @@ class Report:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes of keys, values and signals for scoring that were held at a time.
+        """The most bytes of key and value buffers and of signals for scoring that were held between calls.
 
         A prompt is cut when it is complete, so the peak holds all of it, except what sliding windows leave behind.
         """

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from infokv.errors import Refused
 
 #: Slots by which a full buffer grows at least.
-_ROOM = 256
+_ROOM = 64
 
 
 class StoreLayer(CacheLayerMixin):
@@ -184,6 +184,11 @@ class StoreLayer(CacheLayerMixin):
         if self.consecutive:
             return recent
         return torch.cat([self.survivors, recent.expand(*self.survivors.shape[:2], -1)], dim=-1)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers, the room for tokens to come included."""
+        return sum(one.numel() * one.element_size() for one in (self.keys, self.values))
 
     @property
     def stored_bytes(self) -> int:

@@ -14,7 +14,7 @@ from tiny_runs import Script, save_model, token_ids, words
 from forward_influence.cli import run as run_command
 from forward_influence.cli.methods import facts, per_query_head, source_of
 from infokv import Budget, Schedule, compress, get_scorer
-from infokv.scorer import kv_head_method, SCORERS
+from infokv.scorer import SCORERS, kv_head_method
 
 PROMPT = words(40, 0)
 

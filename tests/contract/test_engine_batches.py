@@ -33,9 +33,9 @@ def passes(monkeypatch):
     seen = []
     plain = engine._one_pass
 
-    def counted(model, prefix, continuation, flags, *rest):
-        seen.append(len(flags))
-        return plain(model, prefix, continuation, flags, *rest)
+    def counted(model, continuation, engine, *rest):
+        seen.append(engine.rows - 1)
+        return plain(model, continuation, engine, *rest)
 
     monkeypatch.setattr(engine, "_one_pass", counted)
     return seen
@@ -128,11 +128,11 @@ def test_companion_alone(model):
 def test_memory_that_runs_out_halves_the_batch_with_a_notice(model, monkeypatch, error):
     plain, sizes, notices = engine._one_pass, [], []
 
-    def short_of_memory(model, prefix, continuation, flags, *rest):
-        sizes.append(len(flags))
-        if len(flags) > 2:
+    def short_of_memory(model, continuation, engine, *rest):
+        sizes.append(engine.rows - 1)
+        if engine.rows > 3:
             raise error
-        return plain(model, prefix, continuation, flags, *rest)
+        return plain(model, continuation, engine, *rest)
 
     whole = run(model, batch=10)
     monkeypatch.setattr(engine, "_one_pass", short_of_memory)
@@ -147,11 +147,11 @@ def test_memory_that_runs_out_halves_the_batch_with_a_notice(model, monkeypatch,
 def test_memory_that_runs_out_in_a_later_pass_moves_no_row(model, monkeypatch):
     plain, calls = engine._one_pass, []
 
-    def short_of_memory(model, prefix, continuation, flags, *rest):
-        calls.append(len(flags))
+    def short_of_memory(model, continuation, engine, *rest):
+        calls.append(engine.rows - 1)
         if len(calls) == 2:
             raise MemoryError
-        return plain(model, prefix, continuation, flags, *rest)
+        return plain(model, continuation, engine, *rest)
 
     whole, ids = run(model, batch=10), random_ids(LENGTH)
     monkeypatch.setattr(engine, "_one_pass", short_of_memory)

@@ -154,8 +154,10 @@ def _foreign_models():
     )  # fmt: skip
     yield "diffllama", DiffLlamaForCausalLM, DiffLlamaConfig(**size, **layers, num_key_value_heads=2)
     yield "roberta", RobertaForCausalLM, RobertaConfig(**size, **layers, is_decoder=True)
-    yield "xglm", XGLMForCausalLM, XGLMConfig(
-        vocab_size=89, d_model=32, attention_heads=4, num_layers=2, ffn_dim=32, max_position_embeddings=64
+    yield (
+        "xglm",
+        XGLMForCausalLM,
+        XGLMConfig(vocab_size=89, d_model=32, attention_heads=4, num_layers=2, ffn_dim=32, max_position_embeddings=64),
     )
 
 
