@@ -143,9 +143,8 @@ def _attention(module, query, key, value, attention_mask, scaling=None, dropout=
 
     Returns ``([rows, new tokens, query_heads, head_dim], None)``.
     """
-    unknown = sorted(
-        name for name, given in others.items() if name not in _HARMLESS and given is not None and given is not False
-    )
+    asked = (name for name, given in others.items() if given is not None and given is not False)
+    unknown = sorted(name for name in asked if name not in _HARMLESS)
     if unknown or (dropout and module.training):
         raise Refused(
             f"{type(module).__name__} asks for {', '.join(unknown) or 'dropout'}, which this attention does not "

@@ -130,7 +130,7 @@ class Compression(Report):
 
     def __deepcopy__(self, memo):
         raise Refused(
-            "A model inside compress() cannot be copied: the copy would never leave the block. Copy it before."
+            "A model inside compress() cannot be copied, for its copy would never leave the block; leave first."
         )
 
     def __reduce__(self):
@@ -200,7 +200,7 @@ class Compression(Report):
             return self._forward(**given)  # no cache, nothing to compress
         name, tokens = given_tokens(given)
         rows, new = tokens.shape[:2]
-        known = self._known(cache) or self._dropped(cache, rows, new)
+        known = self._known(cache) or self._dropped(cache, rows, new, given.get("attention_mask"))
         if known is not None and cache is None:  # the model's own generate() has let go of it
             tokens, new = tokens[:, -1:], 1
             given = {key: value for key, value in given.items() if key not in ("attention_mask", "position_ids")}
@@ -227,7 +227,7 @@ class Compression(Report):
             return cache
         return self._stores.get(cache) if isinstance(cache, Cache) else None
 
-    def _dropped(self, cache, rows: int, new: int) -> CompressedStore | None:
+    def _dropped(self, cache, rows: int, new: int, mask) -> CompressedStore | None:
         """The store of a text that generate() feeds again from the start.
 
         A model whose RoPE depends on the length does so where its frequencies change, because its keys would not fit
@@ -235,7 +235,11 @@ class Compression(Report):
         """
         text = self._here.text
         again = cache is None and text is not None and text.whole and self._calls.rope_varies
-        return text if again and text.rows == rows and new == text.seen + 1 else None
+        if not again or text.rows != rows:
+            return None
+        whole = new == text.seen + 1
+        last = new == 1 and mask is not None and mask.shape[-1] == text.seen + 1  # some versions feed it alone
+        return text if whole or last else None
 
     def _started(self, cache, rows: int, new: int) -> CompressedStore:
         """A store for a new text; a caller's empty cache becomes a view of it."""

@@ -55,8 +55,8 @@ def run_propagated(calls: StoreCalls, forward: Callable, store: CompressedStore,
     scorer = store.plan.scorer
     if rows > 1 or new < store.prompt:
         raise Refused(
-            f"FastKV(propagate={scorer.propagate}) takes one whole prompt at a time; the call has {rows} rows and {new} "
-            f"of {store.prompt} tokens. Leave propagate out, or pass single prompts in one piece."
+            f"FastKV(propagate={scorer.propagate}) takes one whole prompt at a time; the call has {rows} rows and "
+            f"{new} of {store.prompt} tokens. Leave propagate out, or pass single prompts in one piece."
         )
     own = {name: tokens, "position_ids": positions, "use_cache": True, calls.cache_name: store}
     store.comes(rows, new, tokens if name == "input_ids" else None)

@@ -154,7 +154,7 @@ def test_pipeline(name):
 @pytest.mark.parametrize("name", FIXED_ROPE)
 def test_a_budget_above_the_length_is_the_full_cache(name):
     model, ids = build(name), random_ids(LENGTH)
-    plain = run(model, ids, (PROMPT,))
+    plain = masked_logits(model, ids, [])[None]
     with compress(model, FullCache(), Budget(keep=0.1)):
         full = run(model, ids, (PROMPT,))
     for budget in (Budget(keep=1), Budget(tokens=PROMPT)):
@@ -354,7 +354,11 @@ def refusals():
         ids, assistant_model=build("llama", seed=1), max_new_tokens=5), "assisted|cache"  # fmt: skip
     yield "lookup", lambda: llama.generate(
         torch.cat([ids, ids], 1), prompt_lookup_num_tokens=2, max_new_tokens=5), "assisted|cache"  # fmt: skip
-    yield "static", lambda: llama.generate(ids, cache_implementation="static", max_new_tokens=3), "StaticCache"
+    yield (
+        "static",
+        lambda: llama.generate(ids, cache_implementation="static", max_new_tokens=3),
+        "StaticCache|ready-made",
+    )
     yield "positions", lambda: llama(ids, position_ids=torch.arange(1, 21)[None]), "position_ids"
     yield "attentions", lambda: llama(ids, output_attentions=True), "output_attentions"
     yield "mask", lambda: llama(ids, attention_mask=torch.ones(1, 1, 20, 20)), "ready-made"
