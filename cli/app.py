@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forward_influence.cli import doctor, generate, measure, methods, plot, selectors, show
+from forward_influence.cli import doctor, fidelity, generate, measure, methods, plot, selectors, show
 
 app = typer.Typer(
     name="forward-influence",
@@ -14,6 +14,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("measure")(measure.command)
+app.command("fidelity")(fidelity.command)
 app.command("plot")(plot.command)
 app.command("show")(show.command)
 app.command("selectors")(selectors.command)

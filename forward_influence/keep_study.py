@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from forward_influence.methods import make_methods
 from forward_influence.study import Outcome, measure
 
-DEFAULT_METHODS = ("snapkv", "infokv")
+DEFAULT_METHODS = ("snapkv", "infokv", "streaming-llm", "random")
 DEFAULT_KEEP = ("0.4", "0.2")
 
 
 def fidelity(*, method: Iterable = DEFAULT_METHODS, keep: Iterable = (), tokens: Iterable = (),
-             layers: str | None = None, **options) -> Outcome:  # fmt: skip
+             layers: str | None = None, horizon: int = 1024, **options) -> Outcome:  # fmt: skip
     """Keep each method's tokens per layer and head, as compression would, and measure what the future loses.
 
     The rows are those of :func:`forward_influence.measure` with mode ``"keep"``: one for each document, method and
@@ -28,8 +28,10 @@ def fidelity(*, method: Iterable = DEFAULT_METHODS, keep: Iterable = (), tokens:
         Budgets as numbers of tokens per layer.
     layers : {"uniform", "pyramid", "entropy"}, optional
         How budgets are spread over layers, if not in each scorer's own way.
+    horizon : int
+        Tokens that follow the prefix.
     **options
-        As in :func:`forward_influence.measure`: model, tokenizer, data, prefix, horizon, full_horizon, chunk, limit,
+        As in :func:`forward_influence.measure`: model, tokenizer, data, prefix, full_horizon, chunk, limit,
         seed, batch, dtype, device, offline, extend_context, shard, out, fresh, dry_run, quiet, debug.
 
     Returns
@@ -43,4 +45,4 @@ def fidelity(*, method: Iterable = DEFAULT_METHODS, keep: Iterable = (), tokens:
     """
     asked = keep or tokens
     methods = make_methods(method, keep=keep if asked else DEFAULT_KEEP, tokens=tokens, layers=layers)
-    return measure(selector=methods, **options)
+    return measure(selector=methods, horizon=horizon, **options)

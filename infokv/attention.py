@@ -20,7 +20,8 @@ import torch.nn.functional as F
 
 from infokv.errors import Refused
 from infokv.kernels import LayerFacts, causal, halves, softcapped
-from infokv.store import StoreLayer, TokenStore
+from infokv.store import TokenStore
+from infokv.store_layer import StoreLayer
 from infokv.visibility import visibility
 
 NAME = "infokv_store"

@@ -13,7 +13,7 @@ from infokv.entropy import restricted_entropy
 from infokv.errors import Refused
 from infokv.kernels import LayerFacts
 from infokv.signals import parse_signal
-from infokv.store import StoreLayer
+from infokv.store_layer import StoreLayer
 from infokv.windows import WindowOptions, window_scores
 
 #: Elements of all layers' states that are compared at a time.

@@ -12,7 +12,7 @@ from infokv.errors import Refused
 from infokv.recorder import Recorder
 from infokv.scorer import Scorer
 from infokv.selection import kept_slots
-from infokv.store import StoreLayer
+from infokv.store_layer import StoreLayer
 
 
 def prompt_slots(layers: Sequence[StoreLayer], recorder: Recorder, scorer: Scorer, budget: Budget,

@@ -8,7 +8,7 @@ from infokv.collectors import Collector
 from infokv.errors import Refused
 from infokv.kernels import LayerFacts
 from infokv.rotation import Tables, rotation_of
-from infokv.store import StoreLayer
+from infokv.store_layer import StoreLayer
 
 
 class _Unrotating(Collector):

@@ -11,7 +11,8 @@ from infokv.collectors import Collector, make_collector
 from infokv.forward import Head, logit_slices
 from infokv.kernels import LayerFacts
 from infokv.signals import TokenSignals, parse_signal, signal
-from infokv.store import StoreLayer, TokenStore
+from infokv.store import TokenStore
+from infokv.store_layer import StoreLayer
 
 
 class Stopwatch:

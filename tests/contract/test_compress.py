@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from compress_runs import error, flags, run
 from tiny_models import ARCHITECTURES, VOCABULARY, build, masked_logits, random_ids
 from transformers import DynamicCache, StoppingCriteriaList
 
@@ -40,26 +41,6 @@ SCORERS = {
 
 #: A RoPE that depends on the length must know it; direct calls do not.
 FIXED_ROPE = [name for name in ARCHITECTURES if name != "llama_dynamic"]
-
-
-def flags(kept, before: int) -> list[torch.Tensor]:
-    """Kept positions per layer as bool ``[kv_heads, before]``, of the first row."""
-    return [torch.zeros(one.shape[1], before, dtype=torch.bool).scatter_(1, one[0], True) for one in kept]
-
-
-def error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    return ((got - expected).abs().max() / expected.abs().max().clamp_min(1)).item()
-
-
-def run(model, ids, pieces, cache=None):
-    """A hand-written loop; logits of all tokens."""
-    name, out = cache_argument(model), []
-    with torch.no_grad():
-        for start, stop in zip((0, *pieces), (*pieces, ids.shape[1])):
-            result = model(ids[:, start:stop], **({} if cache is None else {name: cache}))
-            cache = result[name]
-            out.append(result.logits)
-    return torch.cat(out, dim=1)
 
 
 @pytest.mark.parametrize("kind", SCORERS)
