@@ -22,10 +22,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
 from forward_influence.analysis.frames import Runs
-from forward_influence.analysis.stats import curve_table
+from forward_influence.analysis.stats import FEW_DOCUMENTS, curve_table
 from forward_influence.errors import UserError
 from forward_influence.paths import reachable_path
 from forward_influence.rows import removal_count
@@ -38,6 +38,10 @@ FORMATS = ("png", "pdf", "svg")
 
 #: Controls are drawn apart: they say what zero looks like, not how a selector does.
 FLOOR, NOTHING = "recompute", "none"
+
+#: Up to so many points, each has a marker; up to so many, each has a tick.
+_MARKED, _TICKED = 12, 5
+
 _GREY = "0.45"
 
 # Colour, dash and marker all differ, so that any one of them is enough: grey print, colour blindness.
@@ -153,13 +157,14 @@ def _draw(table: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
             handles.append(_name_nothing(curves[NOTHING]))
         axes.set_ylabel("mean KL divergence (nats)")
         axes.set_title(_title(runs), loc="left")
-        lowest.set_xlabel("offset after the prefix (tokens)")
+        lowest.set_xlabel("offset after the prefix (tokens); a point stands at the middle of its chunk")
         lowest.set_xscale("log", base=2)
         lowest.set_xlim(counts.index.min() / 1.15, counts.index.max() * 1.15)
-        lowest.xaxis.set_major_locator(LogLocator(base=2, numticks=20))
+        few = len(counts) <= _TICKED  # powers of two would be numbers at which nothing stands
+        lowest.xaxis.set_major_locator(FixedLocator(counts.index) if few else LogLocator(base=2, numticks=20))
         lowest.xaxis.set_minor_locator(NullLocator())
         lowest.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        figure.legend(handles=handles, loc="outside right upper", frameon=False)
+        figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=4)
         figure.supxlabel(_caption(table, plain, counts, runs), x=0.01, ha="left", fontsize="small", color="0.25")
         seaborn.despine(figure)
     return figure
@@ -179,12 +184,16 @@ def _positive(values: pandas.Series) -> np.ndarray:
 
 
 def _limits(curves: dict[str, pandas.DataFrame], floor: pandas.DataFrame | None) -> tuple[float, float]:
-    """Limits of the KL axis; a floor up to two decades below the curves still belongs on it."""
+    """Limits of the KL axis.
+
+    Bands belong on it down to a decade below the lowest mean, a floor down to two decades below the curves.
+    """
     means = np.concatenate([_positive(curve["mean"]) for curve in curves.values()])
-    highs = np.concatenate([_positive(curve["high"]) for curve in curves.values()])
+    lows, highs = (np.concatenate([_positive(curve[end]) for curve in curves.values()]) for end in ("low", "high"))
     if np.isnan(means).all():
         return 1e-12, 1.0
-    bottom, top = np.nanmin(means) / 2, np.nanmax([means, highs]) * 1.5
+    lowest, top = np.nanmin(means), np.nanmax([means, highs]) * 1.5
+    bottom = max(min(lowest / 2, np.nanmin([means, lows]) / 1.3), lowest / 10)
     level = 0.0 if floor is None else floor["mean"].median()
     return (level / 2 if bottom / 100 < level < bottom else bottom), top
 
@@ -204,7 +213,9 @@ def _draw_curves(axes: Axes, curves: dict[str, pandas.DataFrame]) -> list[Line2D
 
 
 def _spread(x: pandas.Series, number: int) -> list[int]:
-    """Points that get a marker: even on the logarithmic axis, staggered from curve to curve."""
+    """Points that get a marker: all if few, else even on the logarithmic axis and staggered from curve to curve."""
+    if len(x) <= _MARKED:
+        return list(range(len(x)))
     targets = np.arange(np.log2(x.min()) + 0.25 * (number % 4), np.log2(x.max()) + 1)
     return sorted({int(np.abs(np.log2(x) - target).argmin()) for target in targets})
 
@@ -221,13 +232,13 @@ def _draw_floor(axes: Axes, curve: pandas.DataFrame) -> Patch:
     else:
         axes.add_patch(Rectangle((0, 0), 1, 0.02, transform=axes.transAxes, **hatched))
         where = ",\nbelow this axis"
-    return Patch(**hatched, label=f"numerical floor\n({FLOOR}): up to {_short(level)}{where}")
+    return Patch(**hatched, label=f"numerical floor\n({FLOOR}): up to {_short(level)} nats{where}")
 
 
 def _name_nothing(curve: pandas.DataFrame) -> Line2D:
     """A logarithmic axis has no 0, so the control that removes nothing is named, not drawn."""
     largest = curve["max"].max()
-    value = "0 at every offset" if largest == 0 else f"at most {_short(largest)}"
+    value = "0 at every offset" if largest == 0 else f"at most {_short(largest)} nats"
     return Line2D([], [], linestyle="", label=f"{NOTHING}: {value}")
 
 
@@ -267,7 +278,15 @@ def _caption(table: pandas.DataFrame, curves: dict[str, pandas.DataFrame], count
         f", context extended by {spec.extend_context}" if spec.extend_context else "",
         f"; n = {number} document{'' if number == '1' else 's'}",
         f". Line: mean over documents per chunk of {spec.chunk} offsets{wider}",
-        "; band: its 95% bootstrap interval." if first > 1 else "; no interval from one document.",
+        _band(first, int(counts.min())),
         f" Gaps: infinite mean ({', '.join(infinite)})." if infinite else "",
     )
     return textwrap.fill("".join(parts), 110)
+
+
+def _band(first: int, fewest: int) -> str:
+    """What the caption says about the bands."""
+    if first == 1:
+        return "; no interval from one document."
+    doubt = f", not to be trusted from fewer than {FEW_DOCUMENTS} documents" if fewest < FEW_DOCUMENTS else ""
+    return f"; band: its 95% bootstrap interval{doubt}."

@@ -72,9 +72,10 @@ def build_panel(runs: Runs) -> Panel:
     """
     rows = [row for row in runs.rows if row["status"] == "ok"]
     if not rows:
+        next_step = "`forward-influence show` says why" if runs.rows else "measure a document first"
         raise UserError(
             f"The run in {str(runs.runs[0].path)!r} has no measured row yet "
-            f"({runs.count('skipped')} skipped, {runs.count('failed')} failed); measure a document first."
+            f"({runs.count('skipped')} skipped, {runs.count('failed')} failed); {next_step}."
         )
     chunk = runs.spec.chunk
     selectors = tuple(dict.fromkeys(row["selector"] for row in rows))

@@ -13,6 +13,19 @@ from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_interval
 from forward_influence.analysis.panel import CHUNK_ARRAYS, Panel, build_panel, merge, merged_means
 from forward_influence.errors import UserError
 
+#: From fewer documents than about this many, a bootstrap interval is much too narrow to be trusted.
+FEW_DOCUMENTS = 10
+
+
+def few_documents(count: int) -> str | None:
+    """The sentence about intervals from so few documents; None where there are enough."""
+    if count >= FEW_DOCUMENTS:
+        return None
+    given = "One document gives no interval" if count == 1 else (
+        f"Intervals from {count} documents are not to be trusted, narrow or not"
+    )  # fmt: skip
+    return f"{given}: measure {FEW_DOCUMENTS} or more."
+
 
 def curve_table(
     runs: Runs,

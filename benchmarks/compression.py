@@ -49,6 +49,8 @@ def ways(model, ids):
     yield "full_store", ids, compress(model, FullCache(), quarter, prefill_chunk=CHUNK)
     yield "infokv", ids, compress(model, InfoKV(), quarter, prefill_chunk=CHUNK)
     yield "snapkv", ids, compress(model, SnapKV(), quarter, prefill_chunk=CHUNK)
+    yield "infokv_default_chunk", ids, compress(model, InfoKV(), quarter)
+    yield "snapkv_default_chunk", ids, compress(model, SnapKV(), quarter)
     yield "ceiling", ids[:, :SMALL_CACHE], nullcontext()
 
 
@@ -78,6 +80,8 @@ def measure_compression(model, ids, turns: int) -> dict:
         "prefill_ratio_full_store": prefill["full_store"] / prefill["plain"],
         "prefill_ratio_infokv": prefill["infokv"] / prefill["plain"],
         "prefill_ratio_snapkv": prefill["snapkv"] / prefill["plain"],
+        "prefill_ratio_infokv_default_chunk": prefill["infokv_default_chunk"] / prefill["plain"],
+        "prefill_ratio_snapkv_default_chunk": prefill["snapkv_default_chunk"] / prefill["plain"],
         "decode_ratio_infokv": decode["infokv"] / decode["plain"],
         "decode_ratio_snapkv": decode["snapkv"] / decode["plain"],
         "full_store_decode_ratio": decode["full_store"] / decode["plain"],

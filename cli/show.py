@@ -24,6 +24,9 @@ def command(
     from forward_influence.analysis.frames import open_runs
 
     paths = tuple(run or ())
+    if len(paths) == 1 and not follow and export is None and (several := different_runs(paths[0])):
+        print(listing(several))
+        return
     if follow:
         _follow(paths)
     runs = open_runs(*paths)
@@ -33,6 +36,52 @@ def command(
     if export is not None:
         for path in runs.export(export):
             print(path)
+
+
+def different_runs(path: Path) -> list[Path]:
+    """What a folder holds, if that is more than one run: the run folders in it, and folders of shards."""
+    from forward_influence.run_files import RUN_JSON
+    from forward_influence.runs import find_runs
+
+    if not path.is_dir() or (path / RUN_JSON).is_file():
+        return []
+    inside = [child for child in sorted(path.iterdir()) if (find_runs(child)[0] / RUN_JSON).is_file()]
+    hashes = {_hash(folder) for child in inside for folder in find_runs(child)}
+    return inside if len(hashes) > 1 else []
+
+
+def _hash(folder: Path) -> str | None:
+    """A run's hash; None for one that the listing says to be broken."""
+    from forward_influence.errors import UserError
+    from forward_influence.run_files import read_header
+
+    try:
+        return read_header(folder)["hash"]
+    except UserError:
+        return None
+
+
+def listing(folders: list[Path]) -> str:
+    """One line for each run: folder, model, rows and when it was last written; the newest last."""
+    from forward_influence.analysis.frames import open_runs
+    from forward_influence.errors import UserError
+    from forward_influence.run_files import ROWS, RUN_JSON
+    from forward_influence.runs import find_runs
+
+    lines = []
+    for folder in folders:
+        files = [one / name for one in find_runs(folder) for name in (RUN_JSON, ROWS)]
+        when = max(file.stat().st_mtime for file in files if file.exists())
+        try:
+            runs = open_runs(folder)
+            model = runs.runs[-1].provenance.get("model", {}).get("name", "?")
+            told = f"{model}, {runs.count('ok')} of {planned(runs)} rows measured"
+        except UserError as error:  # one that is broken hides no other
+            told = f"cannot be read: {error}"
+        date = time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+        lines.append((when, f"{folder}  {told}, {date}"))
+    shown = [line for _, line in sorted(lines)]
+    return "\n".join([*shown, "", "More about one of them: forward-influence show RUN"])
 
 
 def describe(runs) -> str:
@@ -46,8 +95,8 @@ def describe(runs) -> str:
         f"rows       {runs.count('ok')} measured, {runs.count('skipped')} skipped, {runs.count('failed')} failed"
         f" of {planned(runs)} planned",
     ]
-    reasons = {row["reason"] for row in runs.rows if row["status"] == "failed"}
-    lines += [f"failed     {reason}" for reason in sorted(reasons)]
+    reasons = {(row["status"], row["reason"]) for row in runs.rows if row["status"] != "ok"}
+    lines += [f"{status:<10} {reason}" for status, reason in sorted(reasons)]
     if spec.extend_context:
         lines.append(f"context    extended by {spec.extend_context}: beyond what the model was trained for")
     return "\n".join(lines)
@@ -62,7 +111,7 @@ def planned(runs) -> int:
 def numbers(runs) -> str:
     """Key numbers per selector, and the differences between selectors per band."""
     from forward_influence.analysis.bands import band_table
-    from forward_influence.analysis.stats import summary_table
+    from forward_influence.analysis.stats import few_documents, summary_table
 
     summary = summary_table(runs)
     near, far = summary.near_stop.iloc[0], (summary.far_start.iloc[0], summary.far_stop.iloc[0])
@@ -79,6 +128,8 @@ def numbers(runs) -> str:
         bands = bands[["a", "b", "band_start", "band_stop", "difference", "low", "high", "n_documents"]]
         parts += ["", "Differences of mean KL, a minus b, with paired 95% intervals over documents",
                   bands.to_string(index=False, float_format=_short)]  # fmt: skip
+    if doubt := few_documents(int(summary.n_documents.max())):
+        parts += ["", doubt]
     return "\n".join(parts)
 
 

@@ -26,8 +26,10 @@ class Attention(SnapKV):
 
     Parameters
     ----------
-    window, kernel : int
-        Observation window and average pool; see :class:`infokv.SnapKV`.
+    window : int
+        Last queries of the prefix whose attention counts.
+    kernel : int
+        Width of the average pool over positions, odd.
     """
 
 

@@ -62,6 +62,18 @@ class LoadedTokenizer:
             )
         return ids
 
+    def decode(self, ids: Any, special: bool = True) -> str:
+        """Text of the token ids of one text, nothing tidied; without `special`, special tokens are left out.
+
+        Parameters
+        ----------
+        ids : sequence of int, or int Tensor or array ``[tokens]``
+        special : bool
+        """
+        return self.tokenizer.decode(
+            [int(token) for token in ids], skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
+
 
 def load_tokenizer(source: ModelSource, notify: Callable[[str], None] = print_notice) -> LoadedTokenizer:
     """The tokenizer of a model, without its weights.

@@ -13,6 +13,7 @@ _WHERE = {
     "RPC": "scorers.rpc", "RKV": "scorers.rkv", "TOVA": "scorers.tova", "H2O": "scorers.h2o",
     "ObservedAttention": "scorers.observed_attention", "StreamingLLM": "scorers.streaming_llm",
     "KNorm": "scorers.knorm", "KeyDiff": "scorers.keydiff", "LagKV": "scorers.lagkv",
+    "Mixture": "scorers.mixture",
     "PyramidKV": "scorers.pyramidkv", "FastKV": "scorers.fastkv", "FullCache": "scorers.full_cache",
     "ExpectedAttention": "scorers.expected_attention",
     "Budget": "budget", "Schedule": "budget", "compress": "compression",

@@ -97,7 +97,8 @@ class Registry:
         names = [*self.names(), *others]
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"There is no {self.kind} {name!r}; {hint}There are: {', '.join(names)}.".replace("; T", "; t")
+        listed = f"{hint}There are: {', '.join(names)}, or write module.path:Class."
+        return f"There is no {self.kind} {name!r}; {listed}".replace("; T", "; t")
 
     def create(self, text: str):
         """An object from its text, by the grammar of this module.

@@ -79,6 +79,7 @@ SCORERS = Registry(
         "knorm": "infokv.scorers.knorm:KNorm",
         "keydiff": "infokv.scorers.keydiff:KeyDiff",
         "lagkv": "infokv.scorers.lagkv:LagKV",
+        "mixture": "infokv.scorers.mixture:Mixture",
         "self-information": "infokv.scorers.self_information:SelfInformation",
         "random": "infokv.scorers.random:Random",
         "full": "infokv.scorers.full_cache:FullCache",
