@@ -145,8 +145,11 @@ class Mixture(Scorer):
         """Values on one scale over the candidates, per layer and head."""
         if scale == "softmax":
             return (values / self.temperature).softmax(dim=-1)
-        if scale == "rank":  # as a distribution: the highest of n has 2 / (n + 1)
-            ranks = values.argsort(dim=-1, stable=True).argsort(dim=-1).float() + 1
+        if scale == "rank":  # as a distribution: the highest of n has 2 / (n + 1); equal values share their ranks
+            values = values.contiguous()
+            ordered = values.sort(dim=-1).values
+            lower, upper = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+            ranks = (lower + upper + 1).float()
             return ranks / ranks.sum(dim=-1, keepdim=True)
         largest = values.amax(dim=-1, keepdim=True) if scale == "max" else values.sum(dim=-1, keepdim=True)
         return values / largest.clamp_min(torch.finfo(values.dtype).tiny)
