@@ -13,6 +13,10 @@ _HOME = {
     "figure2": "figures",
     "plot_runs": "figures",
     "save_figure": "figures",
+    "rate_table": "rate_distortion",
+    "rate_differences": "rate_distortion",
+    "rate_figure": "rate_curves",
+    "plot_rates": "rate_curves",
 }
 
 __all__ = sorted(_HOME)

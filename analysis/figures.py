@@ -40,7 +40,7 @@ FORMATS = ("png", "pdf", "svg")
 FLOOR, NOTHING = "recompute", "none"
 
 #: Up to so many points, each has a marker; up to so many, each has a tick.
-_MARKED, _TICKED = 12, 5
+_MARKED, _TICKED = 16, 5
 
 _GREY = "0.45"
 
@@ -89,11 +89,7 @@ def plot_runs(
     list of Path
         The figures in the order of `formats`, then ``<stem>.csv`` and ``<stem>-chunks.csv``.
     """
-    stem = runs.runs[0].path if target is None else reachable_path(target, "out")
-    if stem.is_dir():
-        stem = stem / "figure2"
-    elif stem.suffix.lstrip(".") in (*FORMATS, "csv"):
-        stem = stem.with_suffix("")
+    stem = stem_of(runs, target, "figure2")
     drawn = curve_table(runs, common=common, widening=True)
     paths = save_figure(_draw(drawn, runs, selectors), stem, formats)
     for name, table in (("", drawn), ("-chunks", curve_table(runs, common=common))):
@@ -101,6 +97,14 @@ def plot_runs(
         with _writing(paths[-1]):
             table[table.selector.isin(_chosen(table, selectors))].to_csv(paths[-1], index=False)
     return paths
+
+
+def stem_of(runs: Runs, target: str | Path | None, name: str) -> Path:
+    """Common path of a figure's files: called `name` in a folder, else `target` without a figure's suffix."""
+    stem = runs.runs[0].path if target is None else reachable_path(target, "out")
+    if stem.is_dir():
+        return stem / name
+    return stem.with_suffix("") if stem.suffix.lstrip(".") in (*FORMATS, "csv") else stem
 
 
 def save_figure(figure: Figure, stem: str | Path, formats: Iterable[str] = FORMATS) -> list[Path]:
@@ -157,7 +161,7 @@ def _draw(table: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
             handles.append(_name_nothing(curves[NOTHING]))
         axes.set_ylabel("mean KL divergence (nats)")
         axes.set_title(_title(runs), loc="left")
-        lowest.set_xlabel("offset after the prefix (tokens); a point stands at the middle of its chunk")
+        lowest.set_xlabel("offset after the prefix (tokens)")
         lowest.set_xscale("log", base=2)
         lowest.set_xlim(counts.index.min() / 1.15, counts.index.max() * 1.15)
         few = len(counts) <= _TICKED  # powers of two would be numbers at which nothing stands
@@ -277,7 +281,7 @@ def _caption(table: pandas.DataFrame, curves: dict[str, pandas.DataFrame], count
         f"{textwrap.shorten(_model_name(runs), 60)}, {spec.dtype}",
         f", context extended by {spec.extend_context}" if spec.extend_context else "",
         f"; n = {number} document{'' if number == '1' else 's'}",
-        f". Line: mean over documents per chunk of {spec.chunk} offsets{wider}",
+        f". Line: mean over documents per chunk of {spec.chunk} offsets{wider}, drawn at its middle",
         _band(first, int(counts.min())),
         f" Gaps: infinite mean ({', '.join(infinite)})." if infinite else "",
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from compression import PROMPT, measure_compression
 from compression import table as compression_table
+from tuning import measure_tuning
 
 ROWS, PREFIX, HORIZON, CHUNK = 5, 2048, 1024, 256
 TOKEN_STEPS = 64
@@ -125,6 +126,7 @@ def resident(which: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=2, help="how often each part is timed")
+    parser.add_argument("--prompt", type=int, default=PROMPT, help="tokens of the prompt that is compressed")
     parser.add_argument("--no-memory", action="store_true", help="leave the peak memory out")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "latest.json")
     options = parser.parse_args()
@@ -166,8 +168,9 @@ def main() -> None:
         "platform": platform.platform(),
         "torch": torch.__version__,
     }
-    result["compression"] = measure_compression(model, text_ids(loaded.tokenizer, PROMPT), options.turns)
+    result["compression"] = measure_compression(model, text_ids(loaded.tokenizer, options.prompt), options.turns)
     result |= {name: value for name, value in result["compression"].items() if "ratio" in name}
+    result |= measure_tuning(model, text_ids(loaded.tokenizer, 2560))
     if not options.no_memory:
         result["peak_memory_bytes"] = {str(horizon): peak_memory(horizon) for horizon in MEMORY_HORIZONS}
         text = model.config
@@ -177,6 +180,10 @@ def main() -> None:
     print(table(result))
     print()
     print(compression_table(result["compression"]))
+    print(
+        f"\n{result['settings_that_differ']} of {result['settings']} settings on one document: "
+        f"{result['tuning_share_of_separate']:.2f} of the time of measuring each alone"
+    )
     print(f"written to {options.out}")
 
 

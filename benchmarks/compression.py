@@ -60,18 +60,18 @@ def measure_compression(model, ids, turns: int) -> dict:
     Parameters
     ----------
     ids : int Tensor ``[1, tokens]``
-        At least ``PROMPT`` tokens of real text.
+        The prompt, real text.
     """
     prefill, decode, handles = {}, {}, {}
     for turn in range(turns):
-        for name, prompt, block in ways(model, ids[:, :PROMPT]):
+        for name, prompt, block in ways(model, ids):
             seconds, rate, handles[name] = generate(model, prompt, block)
             prefill[name] = min(prefill.get(name, float("inf")), seconds)
             decode[name] = max(decode.get(name, 0.0), rate)
             print(f"turn {turn + 1}, {name}: prefill {seconds:.2f} s, {rate:.1f} tokens/s", file=sys.stderr)
     stores = ("full_store", "infokv", "snapkv")
     return {
-        "prompt_tokens": PROMPT,
+        "prompt_tokens": ids.shape[1],
         "new_tokens": NEW_TOKENS,
         "keep": KEEP,
         "prefill_chunk": CHUNK,
@@ -101,7 +101,11 @@ def table(result: dict) -> str:
         f"{'':<22}{'prefill':>9}{'':>7}{'decode':>12}{'':>7}{'stored':>10}{'peak':>10}",
     ]
     plain_prefill, plain_decode = result["prefill_seconds"]["plain"], result["decode_tokens_per_s"]["plain"]
-    labels = {"ceiling": f"plain, {SMALL_CACHE} tokens"}
+    labels = {
+        "ceiling": f"plain, {SMALL_CACHE} tokens",
+        "infokv_default_chunk": "infokv, chunks of 512",
+        "snapkv_default_chunk": "snapkv, chunks of 512",
+    }
     for name, seconds in result["prefill_seconds"].items():
         rate = result["decode_tokens_per_s"][name]
         prefill = f"{seconds:>7.2f} s{seconds / plain_prefill:>6.2f}x" if name != "ceiling" else " " * 16

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from forward_influence.cli.rates import rates
+
 #: Seconds between looks at a growing run.
 _PAUSE = 5.0
 
@@ -32,7 +34,7 @@ def command(
     runs = open_runs(*paths)
     print(describe(runs))
     if any(row["status"] == "ok" for row in runs.rows):
-        print(numbers(runs))
+        print(rates(runs) if runs.spec.mode == "keep" else numbers(runs))
     if export is not None:
         for path in runs.export(export):
             print(path)
@@ -40,9 +42,11 @@ def command(
 
 def different_runs(path: Path) -> list[Path]:
     """What a folder holds, if that is more than one run: the run folders in it, and folders of shards."""
+    from forward_influence.paths import reachable_path
     from forward_influence.run_files import RUN_JSON
     from forward_influence.runs import find_runs
 
+    path = reachable_path(path, "run")
     if not path.is_dir() or (path / RUN_JSON).is_file():
         return []
     inside = [child for child in sorted(path.iterdir()) if (find_runs(child)[0] / RUN_JSON).is_file()]

@@ -6,7 +6,8 @@ import importlib
 
 _WHERE = {
     "load_model": "models", "load_documents": "data", "measure": "study", "influence": "engine",
-    "fidelity": "keep_study", "MaskingEngine": "engine", "kl_divergence": "kl", "token_signals": "signals",
+    "fidelity": "keep_study", "tune": "tuning",
+    "MaskingEngine": "engine", "kl_divergence": "kl", "token_signals": "signals",
     "Selector": "selectors", "register_selector": "selectors", "check_selector": "checks",
     "InfluenceCurve": "rows", "RunSpec": "rows", "open_runs": "analysis.frames", "UserError": "errors",
 }  # fmt: skip

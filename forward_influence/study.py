@@ -170,10 +170,10 @@ def measure(
         done = {row["key"] for row in rows if row["status"] != "failed"}
         print(describe_plan(plan, pending(plan, done)), flush=True)
         return outcome(plan, rows)
-    return _run(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug)
+    return run_plan(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug)
 
 
-def _run(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Outcome:
+def run_plan(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Outcome:
     from forward_influence.provenance import provenance
     from forward_influence.runs import CannotWrite, RunFolder
 
@@ -220,7 +220,7 @@ def _measure_documents(plan: Plan, todo, folder, model, *, batch, quiet, debug) 
     try:
         if not quiet:  # it takes a third of a second
             progress.say(estimate(plan, todo, chunk_size=CHUNK_SIZE).sentence())
-        loaded = _loaded(plan, model, progress.say)
+        loaded = loaded_model(plan, model, progress.say)
         folder.note({
             "attention": loaded.attention, "reference_check": loaded.check,
             "notices": list(dict.fromkeys([*plan.notices, *loaded.notices])),
@@ -260,7 +260,8 @@ def _tell_failures(rows: list[dict], say) -> None:
         say(f"Document {rows[0]['document']!r} failed{what} ({reason.rstrip('.')}); going on.")
 
 
-def _loaded(plan: Plan, model, say):
+def loaded_model(plan: Plan, model, say=lambda sentence: None):
+    """The model of a plan: the given one if it is loaded, or else loaded as the plan says."""
     from forward_influence.models import LoadedModel, load_model
 
     if isinstance(model, LoadedModel):

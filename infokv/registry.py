@@ -127,7 +127,7 @@ class Registry:
         if rest.endswith(".json"):
             load = getattr(cls, "load", None)
             if load is None:
-                return construct(cls, name, _read_json(rest))
+                return construct(cls, name, read_json(rest))
             with _making(name, rest):
                 return load(rest)
         raise Refused(f"{name}:{rest}: after the name come key=value pairs or a .json file, not {rest!r}.")
@@ -138,7 +138,7 @@ class Registry:
         if own is not None:
             return own()
         cls = type(instance)
-        name = self._name_of(cls)
+        name = self.name_of(cls)
         parts = []
         hints = typing.get_type_hints(cls) if is_dataclass(instance) else {}
         for one in fields(instance) if is_dataclass(instance) else ():
@@ -149,11 +149,11 @@ class Registry:
                 parts.append(f"{one.name}={'none' if value is None else value}")
         return f"{name}:{','.join(parts)}" if parts else name
 
-    def _name_of(self, cls: type) -> str:
+    def name_of(self, cls: type) -> str:
         """The name under which a class is registered, or else where it stands."""
         own = self._where(cls)
         for name in self.names():
-            if self._where(self._targets[name]) == own:
+            if self._where(self._targets.get(name) or self._classes[name]) == own:
                 return name
         for name in self.names():  # under a path that only leads to it
             with contextlib.suppress(Refused):  # a broken plug-in is not this class
@@ -287,7 +287,8 @@ def _boolean(text: str) -> bool:
 _CONVERTERS: dict = {int: int, float: float, bool: _boolean, str: str}
 
 
-def _read_json(path: str) -> dict:
+def read_json(path: str) -> dict:
+    """An object from a JSON file, or a sentence about what is wrong with it."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

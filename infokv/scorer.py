@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from infokv.errors import Refused
-from infokv.registry import Registry
+from infokv.registry import Registry, construct, read_json
 from infokv.signals import TokenSignals
 
 
@@ -48,6 +48,26 @@ class Scorer:
         Only positions in ``signals.candidates`` are compared; the others may hold anything but NaN.
         """
         raise TypeError(f"{type(self).__name__} does not say how it scores; give it a method score(signals).")
+
+    @classmethod
+    def load(cls, path: str) -> Scorer:
+        """From a JSON file: an object of parameters, or one with ``method`` and ``parameters``, as tuning writes.
+
+        Raises
+        ------
+        Refused
+            If the file is unreadable, about another method, or has an unknown or unfit parameter.
+        """
+        content = read_json(path)
+        name = SCORERS.name_of(cls)
+        if "parameters" not in content:
+            return construct(cls, name, content)
+        if content.get("method") != name:
+            other = content.get("method")
+            raise Refused(f"{path!r} is about the method {other!r}, not {name!r}; write {other}:{path}.")
+        if not isinstance(content["parameters"], dict):
+            raise Refused(f"{path!r} has parameters that are no object; write them like {{'alpha': 0.8}}.")
+        return construct(cls, name, content["parameters"])
 
     def for_decoding(self) -> Scorer:
         """The scorer that is asked at cuts of generated tokens; by default the same one."""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -469,12 +470,52 @@ def test_show(tiny, cli, tmp_path):
     code, out, err = cli("show", tiny / "done")
     assert (code, err) == (0, "")
     assert "12 measured, 4 skipped, 0 failed of 16 planned" in out
-    assert "prefix 60, horizon 40, fraction 0.09, chunk 16, candidates 2 to 51, seed 0" in out
+    assert "prefix 60, horizon 40, fraction 0.09, candidates 2 to 51, chunk 16, seed 0" in out
     for name in ("attention", "entropy", "random", "none"):
         assert re.search(rf"^ *{name} ", out, re.MULTILINE)
     code, out, _ = cli("show", tiny / "done", "--export", tmp_path / "table.csv")
     assert code == 0
     assert (tmp_path / "table.csv").read_text().startswith("document,selector,")
+
+
+def test_show_doubts_intervals_from_few_documents(tiny, cli):
+    _, out, _ = cli("show", tiny / "done")
+    assert out.rstrip().endswith(
+        "\nIntervals from 3 documents are not to be trusted, narrow or not: measure 10 or more."
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(1, "One document gives no interval"), (9, "from 9 documents"), (10, None)]
+)
+def test_how_few_documents_are_few(count, words):
+    from forward_influence.analysis.stats import few_documents
+
+    told = few_documents(count)
+    assert told is None if words is None else words in told
+
+
+def test_show_lists_different_runs_in_a_folder(tiny, cli, tmp_path):
+    runs = tmp_path / "runs"
+    shutil.copytree(tiny / "done", runs / "first")
+    shutil.copytree(tiny / "done", runs / "shards" / "one")
+    assert "12 measured" in cli("show", runs / "shards")[1]
+    code, out, _ = cli("show", runs)  # one run in parts
+    assert (code, "12 measured" in out) == (0, True)
+    assert cli(*changed(measuring(tiny, "--selector", "none", out="runs/second"), "--horizon", 30))[0] == 0
+    (runs / "broken").mkdir()
+    (runs / "broken" / "run.json").write_text("{")
+    (runs / "notes").mkdir()
+    code, out, _ = cli("show", runs)
+    lines = out.splitlines()
+    assert code == 0
+    assert len(lines) == 6
+    for name, told in (("first", "model, 12 of 16 rows measured"), ("shards", "model, 12 of 16 rows measured"),
+                       ("second", "model, 3 of 4 rows measured"), ("broken", "cannot be read: ")):  # fmt: skip
+        (line,) = (line for line in lines if line.startswith(f"{runs / name}  "))
+        assert told in line
+        assert re.search(r", \d{4}-\d\d-\d\d \d\d:\d\d$", line)
+    assert "cannot be joined" in refusal(*cli("plot", runs / "first", runs / "second"))
 
 
 def test_show_has_each_band_once(tiny, cli):
@@ -522,7 +563,7 @@ def test_show_follow_tells_rows_once_as_they_come(tiny, cli, tmp_path, monkeypat
 
 def test_plot(tiny, cli, tmp_path):
     code, out, err = cli("plot", tiny / "done", "--out", tmp_path / "mine", "--selector", "entropy")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "Intervals from 3 documents are not to be trusted, narrow or not: measure 10 or more.\n")
     names = {"mine.png", "mine.pdf", "mine.svg", "mine.csv"}
     assert {path.name for path in tmp_path.iterdir()} == {line.rpartition("/")[2] for line in out.splitlines()}
     assert {path.name for path in tmp_path.iterdir()} >= names
@@ -539,6 +580,66 @@ def test_selectors(cli):
         assert re.search(rf"^{name} +\S.+\.$", out, re.MULTILINE), name
     assert "parameters: alpha=0.9, tau=1.0, k=256" in out
     assert "by_document" not in out
+
+
+def test_selectors_of_one_name_explains_its_parameters(cli, tmp_path, monkeypatch):
+    code, out, _ = cli("selectors", "infokv:alpha=0.5")
+    assert code == 0
+    assert re.search(r"^  alpha=0\.9 +Weight of attention, 0 to 1\.", out, re.MULTILINE)
+    assert "heads=none" in out
+    assert "by_document" not in cli("selectors", "positions")[1]
+    assert "It has no parameters." in cli("selectors", "none")[1]
+    module = '''
+from dataclasses import dataclass
+from forward_influence import Selector
+
+@dataclass(frozen=True)
+class Base(Selector):
+    """Base.
+
+    Parameters
+    ----------
+    first, second : int
+        Both
+        lines.
+
+        Paragraphs, too.
+    third : {"a", "b"}
+
+    Notes
+    -----
+    fourth : no parameter
+        None.
+    """
+    first: int = 1
+    second: int = 2
+    third: str = "a"
+    fourth: int = 4
+
+@dataclass(frozen=True)
+class Mine(Base):
+    """Mine."""
+'''
+    (tmp_path / "explained.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli("selectors", "explained:Mine")[1].splitlines() == [
+        "explained:Mine  Mine.",
+        "  first=1   Both lines. Paragraphs, too.",
+        "  second=2  Both lines. Paragraphs, too.",
+        '  third=a   {"a", "b"}',
+        "  fourth=4",
+    ]
+    for name in ("attenton", "explained"):
+        assert "or write module.path:Class." in refusal(*cli("selectors", name))
+
+
+def test_every_parameter_of_a_selector_is_explained():
+    from forward_influence.cli.selectors import _defaults, parameter_meanings
+    from forward_influence.selectors import SELECTORS
+    from infokv.scorer import SCORERS
+
+    for name, cls in [*SELECTORS, *SCORERS]:
+        assert not [one for one in _defaults(cls) if not parameter_meanings(cls).get(one)], name
 
 
 def test_doctor(cli):

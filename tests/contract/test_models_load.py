@@ -172,6 +172,17 @@ def test_tokenizer_with_bos(folder):
     assert words.encode("", special=True) == [1]
 
 
+def test_tokenizer_decodes_what_it_encodes(folder):
+    words = load_tokenizer(resolve_model(folder))
+    ids = words.encode(TEXT, special=True)
+    plain = words.decode(ids, special=False)
+    assert plain == TEXT
+    for same in (tuple(ids), torch.tensor(ids)):
+        assert words.decode(same) == words.decode(ids)
+    assert words.decode(ids).startswith("<s>")
+    assert words.decode([]) == ""
+
+
 def test_tokenizer_without_bos(folder):
     save_tokenizer(folder, bos=False)
     words = load_tokenizer(resolve_model(folder))

@@ -48,7 +48,7 @@ def test_every_block_runs(page, tmp_path, shared_environment):
                 if "$FI_SHARED" in line and not Path(shared_environment["FI_SHARED"]).is_dir():
                     continue
                 if "long" in info.split():
-                    assert line.startswith("forward-influence measure"), line
+                    assert line.startswith(("forward-influence measure ", "forward-influence fidelity ")), line
                     line += " --dry-run"
                 run(["bash", "-euc", line], tmp_path, shared_environment)
         else:

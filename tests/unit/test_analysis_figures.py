@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -42,9 +43,10 @@ def measured(tmp_path):
                 if spike is not None and number == 0:
                     kl[5] = spike
                 rows.append(make_row(f"d{number}", selector, kl))
-        with RunFolder.open(tmp_path / "run", SPEC, {}) as folder:
+        path = tmp_path / ("run" if not (tmp_path / "run").exists() else f"run-{len(list(tmp_path.iterdir()))}")
+        with RunFolder.open(path, SPEC, {}) as folder:
             folder.append(rows)
-        return open_runs(tmp_path / "run")
+        return open_runs(path)
 
     return build
 
@@ -69,7 +71,7 @@ def test_the_figure_names_everything_once(measured):
     (axes,) = figure.axes
     names = legend(figure)
     assert names[:3] == ["attention", "entropy", "random"]
-    assert names[3].startswith("numerical floor (recompute)")
+    assert re.fullmatch(r"numerical floor \(recompute\): up to \de-05 nats", names[3])
     assert names[4] == "none: 0 at every offset"
     assert len(names) == 5
     assert axes.get_yscale() == axes.get_xscale() == "log"
@@ -196,6 +198,44 @@ def test_no_text_overlaps_another(measured):
             width = min(one.x1, other.x1) - max(one.x0, other.x0)
             height = min(one.y1, other.y1) - max(one.y0, other.y0)
             assert min(width, height) <= 1
+
+
+def test_few_chunks_have_a_tick_and_a_marker_each(measured):
+    figure = figure2(measured(LEVELS, lengths=(16, 16)))
+    axes = figure.axes[0]
+    assert list(axes.get_xticks()) == [1.5, 5.5, 9.5, 13.5]
+    assert {tuple(line.get_markevery()) for line in curves(figure)} == {(0, 1, 2, 3)}
+    assert "per chunk of 4 offsets, drawn at its middle" in figure.get_supxlabel().replace("\n", " ")
+    many = figure2(measured(LEVELS, lengths=(64, 64)))
+    assert set(np.log2(many.axes[0].get_xticks()) % 1) == {0}
+
+
+def test_a_legend_line_shows_two_dashes(measured):
+    figure = figure2(measured({f"s{i}": 10.0**-i for i in range(6)}))
+    box = figure.legends[0]
+    length = box.handlelength * box.prop.get_size_in_points()
+    for line in curves(figure):
+        _, dashes = line._dash_pattern
+        assert dashes is None or sum(dashes) <= length
+
+
+def test_a_band_is_on_the_axis_down_to_a_decade_below_the_curves(measured, monkeypatch):
+    for share, bottom in ((0.3, 0.3 / 1.3), (1e-6, 0.1)):
+
+        def table(runs, share=share, **options):
+            out = curve_table(runs, **options)
+            return out.assign(low=out["mean"] * share)
+
+        monkeypatch.setattr("forward_influence.analysis.figures.curve_table", table)
+        figure = figure2(measured({"entropy": 1e-3}))
+        lowest = min(curves(figure)[0].get_ydata())
+        assert figure.axes[0].get_ylim()[0] == pytest.approx(lowest * bottom)
+
+
+@pytest.mark.parametrize(("documents", "doubtful"), [(2, True), (9, True), (10, False)])
+def test_the_caption_doubts_intervals_from_few_documents(measured, documents, doubtful):
+    caption = figure2(measured(LEVELS, lengths=(8,) * documents)).get_supxlabel().replace("\n", " ")
+    assert ("not to be trusted from fewer than 10 documents" in caption) == doubtful
 
 
 def test_drawing_leaves_the_callers_settings_alone(measured):

@@ -12,7 +12,7 @@ import infokv
 NAMES = {
     forward_influence: (
         "load_model load_documents measure influence kl_divergence token_signals Selector MaskingEngine "
-        "InfluenceCurve RunSpec register_selector open_runs fidelity"
+        "InfluenceCurve RunSpec register_selector open_runs fidelity tune"
     ),
     infokv: (
         "compress Budget Schedule Scorer TokenSignals register get_scorer restricted_entropy InfoKV SnapKV PyramidKV "

@@ -103,7 +103,7 @@ def test_collision_is_an_error_and_the_same_definition_is_none(registry):
 
 
 def test_unknown_name_lists_all_names(registry):
-    with pytest.raises(Refused, match=r"There is no thing 'x'; there are: thing\."):
+    with pytest.raises(Refused, match=r"There is no thing 'x'; there are: thing, or write module\.path:Class\."):
         registry.get("x")
 
 

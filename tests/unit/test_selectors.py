@@ -209,7 +209,7 @@ def test_clones_may_be_edited_and_nan_is_no_edit():
     signals = synthetic_signals(Edits.needs)
     signals.entropy[3] = math.nan
     choice = choose(Edits("entropy", lambda one: one.clone().zero_()), signals, 3, "d")
-    assert (choice.status, choice.positions) == ("ok", [5])
+    assert (choice.status, choice.chosen) == ("ok", [5])
 
 
 def test_a_selector_sees_only_what_it_needs():

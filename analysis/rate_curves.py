@@ -1,0 +1,153 @@
+"""Rate-distortion curves: what each compression method loses against how much it keeps, near and far."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import seaborn
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
+
+from forward_influence.analysis.figures import (
+    FORMATS,
+    _band,
+    _chosen,
+    _draw_curves,
+    _limits,
+    _model_name,
+    _title,
+    _writing,
+    save_figure,
+    stem_of,
+)
+from forward_influence.analysis.frames import Runs
+from forward_influence.analysis.rate_distortion import rate_differences, rate_table
+
+if TYPE_CHECKING:
+    import pandas
+
+#: Ticks of the horizontal axis are at least this share of it apart, so that their labels do not touch.
+_APART = 0.19
+
+
+def rate_figure(runs: Runs, selectors: Sequence[str] | None = None) -> Figure:
+    """Mean KL against the share of the prefix kept, one curve per method with its bootstrap interval.
+
+    Parameters
+    ----------
+    selectors : sequence of str, optional
+        Methods to draw as :func:`rate_table` names them (``snapkv``, without a budget), in this order; default all.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The near and the far band beside each other, or all offsets if the horizon is one band. Made without
+        pyplot.
+    """
+    return _draw(rate_table(runs), runs, selectors)
+
+
+def plot_rates(
+    runs: Runs,
+    target: str | Path | None = None,
+    *,
+    selectors: Sequence[str] | None = None,
+    formats: Iterable[str] = FORMATS,
+) -> list[Path]:
+    """Write the rate-distortion curves and, beside them, the rates and the methods' differences as CSV.
+
+    Parameters
+    ----------
+    target : path, optional
+        A folder, in which the files are called ``fidelity``, or the files' common path with or without a
+        suffix. Default: the (first) run folder.
+
+    Returns
+    -------
+    list of Path
+        The figures in the order of `formats`, then ``<stem>.csv`` and ``<stem>-differences.csv``.
+    """
+    stem = stem_of(runs, target, "fidelity")
+    rates, differences = rate_table(runs), rate_differences(runs)
+    paths = save_figure(_draw(rates, runs, selectors), stem, formats)
+    chosen = selectors or list(rates.method)
+    differences = differences[differences.a.isin(chosen) & differences.b.isin(chosen)]
+    for name, table in (("", rates[rates.method.isin(chosen)]), ("-differences", differences)):
+        paths.append(Path(f"{stem}{name}.csv"))
+        with _writing(paths[-1]):
+            table.to_csv(paths[-1], index=False)
+    return paths
+
+
+def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) -> Figure:
+    table = rates.rename(
+        columns={"method": "selector", "budget": "x", "kl": "mean", "kl_low": "low", "kl_high": "high"}
+    )
+    names = _chosen(table, selectors)
+    bands = [band for band in dict.fromkeys(table.band) if band != "all"] or ["all"]
+    table = table[table.selector.isin(names) & table.band.isin(bands)].sort_values("x", kind="stable")
+    panels = {band: {name: table[(table.selector == name) & (table.band == band)] for name in names} for band in bands}
+    with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
+        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        row = figure.subplots(1, len(bands), sharey=True, squeeze=False)[0]
+        row[0].set_yscale("log")
+        row[0].set_ylim(*_limits({(band, name): panels[band][name] for band in bands for name in names}, None))
+        row[0].set_ylabel("mean KL divergence (nats)")
+        for axes, (band, curves) in zip(row, panels.items()):
+            handles = _draw_curves(axes, curves)
+            _draw_bars(axes, curves, handles)
+            first = table[table.band == band].iloc[0]
+            axes.set_title(f"{band}: offsets {first.band_start:,} to {first.band_stop - 1:,}", loc="left")
+            _scale(axes, table.x)
+        for handle, name in zip(handles, names):
+            nothing = (table[table.selector == name]["mean"] == 0).all()  # a logarithmic axis has no 0
+            handle.set_label(textwrap.fill(f"{name}: 0" if nothing else name, 26))
+        figure.suptitle(_title(runs), x=0.01, ha="left")
+        figure.supxlabel(_caption(table, runs), x=0.01, ha="left", fontsize="small", color="0.25")
+        figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=4)
+        seaborn.despine(figure)
+    return figure
+
+
+def _draw_bars(axes, curves: dict[str, pandas.DataFrame], handles) -> None:
+    """The interval of a method with one budget: its band would have no width."""
+    for curve, handle in zip(curves.values(), handles):
+        if len(curve) == 1:
+            axes.vlines(curve.x, curve.low.clip(lower=axes.get_ylim()[0]), curve.high, color=handle.get_color())
+
+
+def _scale(axes, budgets: pandas.Series) -> None:
+    """A logarithmic axis of shares, with ticks at the measured ones as far as there is room."""
+    low, high = budgets.min() / 1.15, budgets.max() * 1.15
+    ticks: list[float] = []
+    for share in sorted(set(budgets)):
+        if not ticks or np.log(share / ticks[-1]) >= _APART * np.log(high / low):
+            ticks.append(share)
+    axes.set_xlabel("share of the prefix kept")
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0 if ticks[0] >= 0.1 else 1))
+
+
+def _caption(table: pandas.DataFrame, runs: Runs) -> str:
+    spec = runs.spec
+    fewest, most = int(table.n_documents.min()), int(table.n_documents.max())
+    number = f"{fewest} to {most}" if fewest < most else f"{most}"
+    infinite = list(dict.fromkeys(table[np.isinf(table["mean"])].selector))
+    parts = (
+        f"{textwrap.shorten(_model_name(runs), 60)}, {spec.dtype}",
+        f", context extended by {spec.extend_context}" if spec.extend_context else "",
+        f"; n = {number} document{'' if number == '1' else 's'}",
+        ". Point: mean over documents" if most > 1 else "",
+        _band(most, fewest),
+        f" Gaps: infinite mean ({', '.join(infinite)})." if infinite else "",
+    )
+    return textwrap.fill("".join(parts), 110)
