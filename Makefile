@@ -17,7 +17,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 .PHONY: demo setup test test-all test-oldest lint bench clean
 
 demo: setup
-	@echo "Step 3 of 3: measuring two selectors on four documents, about 3 minutes on two quiet cores."
+	@echo "Step 3 of 3: measuring two selectors on four documents, about 4 minutes on two quiet cores."
 	$(BIN)/forward-influence measure --data builtin --offline --selector attention --selector entropy \
 		--prefix 1024 --horizon 2048 --limit 4 --out runs/demo
 	@echo; $(BIN)/forward-influence show runs/demo

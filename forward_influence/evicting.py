@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from forward_influence.engine import CHUNK_SIZE, compare_in_passes
+from forward_influence.errors import UserError
 from forward_influence.inputs import pass_sizes
 from forward_influence.kl import Comparison
 from forward_influence.memory import rows_that_fit
@@ -92,6 +93,8 @@ def compare_kept(model, prefix: TokenStore, continuation: torch.Tensor, kept: Se
         Tensors ``[len(kept), horizon]`` on the CPU.
     """
     chunk_size, batch = pass_sizes(chunk_size, batch)
+    if not kept:
+        raise UserError("No compressed cache was given; name at least one.")
     unique, source, known = [], [], {}
     for one in kept:
         key = tuple((tuple(layer.shape), layer.cpu().numpy().tobytes()) for layer in one)

@@ -89,6 +89,27 @@ def check_positions(given, positions: torch.Tensor) -> None:
         )
 
 
+def check_same_text(store, given: list) -> None:
+    """Refuse a generate() that goes on with the cache of another text.
+
+    Parameters
+    ----------
+    store : CompressedStore
+    given : list
+        What generate() was given; the first tensor of ids counts, if it begins from the start.
+    """
+    ids = next((one for one in given if isinstance(one, torch.Tensor)), None)
+    if ids is None or ids.is_floating_point() or ids.shape[1] <= store.seen or None in store.history:
+        return
+    held = torch.cat(store.history, dim=1)
+    store.history[:] = [held]
+    if held.shape[0] != ids.shape[0] or not torch.equal(held, ids[:, : held.shape[1]].to(held.device)):
+        raise Refused(
+            f"The cache holds {store.seen} tokens of another text; evicted tokens do not come back, so start this one "
+            "without a cache."
+        )
+
+
 def check_rest(given: dict, *, whole: bool) -> None:
     """Refuse arguments that the store cannot honour."""
     if given.get("return_dict") is False:

@@ -77,6 +77,7 @@ class CompressedStore(TokenStore):
         self.total = total
         self.cuts = 0
         self.maker: object | None = None
+        self.history: list[torch.Tensor | None] = []  # ids that have passed; None where embeddings were passed
         self.whole = True  # no call broke off half way
         self.peak_bytes = 0
         self._records = plan.schedule is not None or plan.propagates or plan.cuts_prompt(prompt)
@@ -193,7 +194,7 @@ class CompressedStore(TokenStore):
                     count = max(plan.budget.tokens, sinks + schedule.recent)
                 else:
                     left = generated_count(self.cuts, schedule, plan.budget, scorer)
-                    count = prompt + left + schedule.recent
+                    count = max(1, prompt + left + schedule.recent)
                 slots = chosen_slots(
                     layer, self.recorder, scorer, index, count, sinks=sinks, recent=schedule.recent,
                     seed=index + len(self.layers) * self.cuts,

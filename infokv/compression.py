@@ -19,6 +19,7 @@ from infokv.call_checks import (
     check_mask,
     check_positions,
     check_rest,
+    check_same_text,
     given_tokens,
 )
 from infokv.calls import StoreCalls
@@ -139,11 +140,16 @@ class Compression(Report):
     @contextlib.contextmanager
     def _installed(self) -> Iterator[None]:
         model, base = self._calls.model, self._calls.base
-        patched = ((base, "forward", self._call), (model, "generate", self._generate))
+        patched = (
+            (base, "forward", self._call),
+            (model, "generate", self._generate),
+            (model, "prepare_inputs_for_generation", self._prepare),
+        )
         before = [module.__dict__.get(name) for module, name, _ in patched]
         if isinstance(getattr(before[0], "__self__", None), Compression):
             raise Refused("compress() is at work on this model already; leave that block first.")
         self._forward, self._plain_generate = base.forward, model.generate
+        self._plain_prepare = model.prepare_inputs_for_generation
         hooks = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, with_kwargs=True, prepend=True),  # before logits are changed
@@ -170,15 +176,28 @@ class Compression(Report):
             kwargs.get(name) or next((value for one in settings if (value := getattr(one, name, None))), None)
             for name in ("max_new_tokens", "max_length")
         )
-        if prompt is not None:
-            self._here.lengths = (prompt, prompt + new if new else total)
+        here = self._here
+        outer = here.lengths, here.text  # a logits processor may generate, too
+        here.text = self._known(kwargs.get("cache") or kwargs.get("past_key_values"))
+        here.lengths = (prompt, prompt + new if new else total) if prompt is not None and here.text is None else None
+        if here.text is not None:
+            check_same_text(here.text, given)
+        here.depth += 1
         try:
             return self._plain_generate(*args, **kwargs)
         finally:
-            self._here.lengths = self._here.text = None
+            here.depth -= 1
+            here.lengths, here.text = outer
+
+    def _prepare(self, *args, **kwargs):
+        """What generate() does right before its own calls; those of a logits processor come without."""
+        self._here.own = True
+        return self._plain_prepare(*args, **kwargs)
 
     def _before(self, model, args, kwargs) -> None:
         self._here.ran = None
+        if kwargs.get("labels") is not None and self.plan.propagates:
+            raise Refused("FastKV(propagate=...) has logits of the prompt's last token alone, and so no loss.")
         if kwargs.get("labels") is not None and torch.is_grad_enabled():
             raise Refused("Inside compress() no gradients are computed; compute the loss under torch.no_grad().")
 
@@ -200,7 +219,10 @@ class Compression(Report):
             return self._forward(**given)  # no cache, nothing to compress
         name, tokens = given_tokens(given)
         rows, new = tokens.shape[:2]
-        known = self._known(cache) or self._dropped(cache, rows, new, given.get("attention_mask"))
+        own, self._here.own = self._here.own, False
+        known = self._known(cache) or self._dropped(cache, rows, new, given.get("attention_mask"), own)
+        if known is None:
+            check_fresh(cache)
         if known is not None and cache is None:  # the model's own generate() has let go of it
             tokens, new = tokens[:, -1:], 1
             given = {key: value for key, value in given.items() if key not in ("attention_mask", "position_ids")}
@@ -209,16 +231,17 @@ class Compression(Report):
         check_mask(given.pop("attention_mask", None), seen + new)
         check_positions(given.pop("position_ids", None), positions)
         check_rest(given, whole=new <= self._chunk)
-        store = self._started(cache, rows, new) if known is None else known
+        store = self._started(cache, rows, new, own) if known is None else known
         self._check_going_on(store, rows, new)
         store.whole = False
-        if self._here.text in (None, store):  # what a logits processor runs on the side is not what was asked for
+        if self._here.depth < 2 and self._here.text in (None, store):  # what a logits processor runs on the side is not what was asked for
             self.store = store
         piecewise = run_propagated if self.plan.propagates and seen == 0 else run_in_pieces
         # Buffers that outlive the call are no inference tensors: a later call may be made in another mode.
         with torch.inference_mode(False), torch.no_grad():
             out = piecewise(self._calls, self._forward, store, given, name, tokens, positions, self._chunk)
         store.whole, self._here.ran = True, store
+        store.history.append(tokens if name == "input_ids" else None)
         return out
 
     def _known(self, cache) -> CompressedStore | None:
@@ -227,24 +250,25 @@ class Compression(Report):
             return cache
         return self._stores.get(cache) if isinstance(cache, Cache) else None
 
-    def _dropped(self, cache, rows: int, new: int, mask) -> CompressedStore | None:
+    def _dropped(self, cache, rows: int, new: int, mask, own: bool) -> CompressedStore | None:
         """The store of a text that generate() feeds again from the start.
 
         A model whose RoPE depends on the length does so where its frequencies change, because its keys would not fit
         any more; here they are those of the whole text from the first token on.
         """
         text = self._here.text
-        again = cache is None and text is not None and text.whole and self._calls.rope_varies
+        again = own and cache is None and text is not None and text.whole and self._calls.rope_varies
         if not again or text.rows != rows:
             return None
         whole = new == text.seen + 1
         last = new == 1 and mask is not None and mask.shape[-1] == text.seen + 1  # some versions feed it alone
         return text if whole or last else None
 
-    def _started(self, cache, rows: int, new: int) -> CompressedStore:
+    def _started(self, cache, rows: int, new: int, own: bool) -> CompressedStore:
         """A store for a new text; a caller's empty cache becomes a view of it."""
-        check_fresh(cache)
-        announced, self._here.lengths = self._here.lengths, None  # the first text of a generate() is meant
+        announced = self._here.lengths if own else None
+        if announced:
+            self._here.lengths = None  # the first text of a generate() is meant
         prompt, total = announced or (new, None)
         store = CompressedStore(self._calls.model, self.plan, rows, max(prompt, new), total)
         store.maker = self
@@ -279,8 +303,14 @@ class _OfThread(threading.local):
         What the running generate() began with.
     ran : CompressedStore or None
         What the base model has just run on.
+    own : bool
+        Whether the next call is generate()'s own.
+    depth : int
+        How many generate() are running, each inside the one before.
     """
 
     lengths: tuple[int, int | None] | None = None
     text: CompressedStore | None = None
     ran: CompressedStore | None = None
+    own: bool = False
+    depth: int = 0

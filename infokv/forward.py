@@ -111,12 +111,13 @@ class Head:
             asked.append(True)
             return FinalStates(last_hidden_state=states)
 
-        with ONE_AT_A_TIME, torch.no_grad(), evaluation(self._model), _unhooked(base), _unhooked(self._model):
+        with ONE_AT_A_TIME, torch.no_grad(), evaluation(self._model), _unhooked(base):
             before = base.__dict__.get("forward")
             base.forward = give
             try:
                 ids = torch.zeros(states.shape[:2], dtype=torch.long, device=states.device)
-                logits = self._model(input_ids=ids, use_cache=False, return_dict=True).logits
+                # Not a call of the module: its hooks are meant for the calls of whoever made them.
+                logits = self._model.forward(input_ids=ids, use_cache=False, return_dict=True).logits
             finally:
                 del base.forward
                 if before is not None:

@@ -43,13 +43,8 @@ class TokenStore(Cache):
         for layer in layers:
             layer.gate = self.gate
 
-    def _refuse_change(self, *args, **kwargs):
-        raise Refused(
-            "The rows of a compressed cache cannot be reordered, repeated or taken back, as beam search and assisted "
-            "decoding do; use sampling or greedy decoding."
-        )
-
-    reorder_cache = crop = batch_repeat_interleave = batch_select_indices = activate_past_recording = _refuse_change
+    reorder_cache = crop = reset = batch_repeat_interleave = batch_select_indices = StoreLayer._refuse_change
+    activate_past_recording = StoreLayer._refuse_change
 
     @property
     def seen(self) -> int:

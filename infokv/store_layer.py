@@ -212,6 +212,15 @@ class StoreLayer(CacheLayerMixin):
             view.survivors, view._latest = places[:, heads] if kv_heads > 1 else places, self._latest
         return view
 
+    def _refuse_change(self, *args, **kwargs):
+        raise Refused(
+            "The rows of this cache cannot be reordered, repeated, taken back or emptied, as beam search and assisted "
+            "decoding do; use sampling or greedy decoding, and a new cache for a new text."
+        )
+
+    reorder_cache = crop = reset = batch_repeat_interleave = batch_select_indices = _refuse_change
+    activate_past_recording = _refuse_change
+
     # What transformers asks of a cache layer. Its names for the last one differ within the supported range.
 
     def get_seq_length(self) -> int:

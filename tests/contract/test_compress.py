@@ -715,3 +715,67 @@ def test_a_mixture_of_experts_is_compressed():
     with compress(model, SCORERS["per head"], Budget(keep=0.4)) as handle:
         model.generate(ids, max_new_tokens=3, do_sample=False)
         assert min(handle.stored) < PROMPT
+
+
+def test_texts_on_the_side_of_a_continued_generate_are_texts_of_their_own():
+    model, cache, name = build("llama"), DynamicCache(), cache_argument(build("llama"))
+    options = dict(do_sample=False, max_new_tokens=5, min_new_tokens=5)
+    with compress(model, SnapKV(window=4), Budget(tokens=12)) as handle:
+        first = model.generate(random_ids(40), **{name: cache}, **options)
+        longer = torch.cat([first, random_ids(6, seed=9)], 1)
+        model.generate(
+            longer, guidance_scale=1.5, negative_prompt_ids=random_ids(30, seed=4), **{name: cache}, **options
+        )
+        assert handle.seen == [55] * 3 and handle.stored == [27] * 3
+
+
+@pytest.mark.parametrize("name", ["llama_dynamic", "phi3_longrope"])
+def test_a_look_ahead_in_a_logits_processor_is_a_text_of_its_own(name):
+    from transformers import LogitsProcessorList
+
+    model, ids, seen = build(name), random_ids(28), []
+
+    def look(input_ids, scores):
+        text = torch.cat([input_ids, ids[:, :1]], 1)
+        seen.append((text, model(text).logits[0, -1]))
+        model.generate(random_ids(9, seed=4), do_sample=False, max_new_tokens=2)
+        return scores
+
+    options = dict(do_sample=False, max_new_tokens=8, min_new_tokens=8)
+    with compress(model, FullCache(), Budget(keep=1)) as handle:
+        alone = model.generate(ids, **options)
+        beside = model.generate(ids, logits_processor=LogitsProcessorList([look]), **options)
+        assert handle.seen[0] == 35
+    assert torch.equal(alone, beside)
+    for text, logits in seen:
+        assert error(logits, masked_logits(model, text, [])[-1]) < 2e-5
+
+
+def test_a_cache_goes_on_with_its_own_text_alone():
+    model, ids = build("llama"), random_ids(70)
+    cache, name = DynamicCache(), cache_argument(build("llama"))
+    with compress(model, SCORERS["per head"], Budget(keep=0.4)):
+        out = model.generate(ids[:, :PROMPT], max_new_tokens=3, do_sample=False, **{name: cache})
+        with pytest.raises(Refused, match="another text"):
+            model.generate(random_ids(65, seed=2), max_new_tokens=3, **{name: cache})
+        model.generate(torch.cat([out, ids[:, :4]], 1), max_new_tokens=3, **{name: cache})
+        for change in (lambda: cache.reorder_cache(torch.tensor([0])), cache.reset, lambda: cache.crop(3)):
+            with pytest.raises((Refused, AttributeError)):
+                change()
+
+
+def test_at_least_one_token_stays_in_a_window_that_has_moved_on():
+    model, ids = build("mistral"), random_ids(60)
+    scorer = Evens()
+    with compress(model, scorer, Budget(tokens=5), decode=Schedule(every=9, recent=0, keep=0.1)) as handle:
+        run(model, ids, (20, *range(21, 60)))
+        assert handle.store.cuts == 4 and min(handle.stored) >= 1
+
+
+class Evens(KNorm):
+    """Even positions first."""
+
+    needs = ()
+
+    def score(self, signals):
+        return (signals.positions % 2 == 0).float()[None]
