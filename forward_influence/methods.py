@@ -11,11 +11,10 @@ from forward_influence.errors import UserError
 from forward_influence.selectors import describe_error
 from infokv.allocation import budget_needs
 from infokv.budget import Budget
-from infokv.compression import usable_scorer
 from infokv.cuts import prompt_slots
 from infokv.errors import Refused
 from infokv.recorder import Recorder
-from infokv.scorer import SCORERS, Scorer
+from infokv.scorer import SCORERS, Scorer, usable_scorer
 from infokv.store import TokenStore
 
 

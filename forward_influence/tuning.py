@@ -169,9 +169,7 @@ def mean_losses(rows: list[dict], documents: list, methods: list[Method], band: 
         if row["document"] in wanted and row["selector"] in values:
             part = row["kl"][band[0] : band[1]] if row["status"] == "ok" else []
             values[row["selector"]].append(sum(part) / len(part) if part else math.inf)
-    return {
-        name: sum(found) / len(found) if len(found) == len(wanted) else math.inf for name, found in values.items()
-    }
+    return {name: sum(found) / len(found) if len(found) == len(wanted) else math.inf for name, found in values.items()}
 
 
 def own_parameters(scorer) -> dict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import threading
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
@@ -25,10 +24,11 @@ from infokv.call_checks import (
 from infokv.calls import StoreCalls
 from infokv.compressed import CompressedStore, Plan
 from infokv.errors import Refused
+from infokv.generating import OfThread, asked_for
 from infokv.modelcheck import ensure_checked
 from infokv.pieces import run_in_pieces, run_propagated
 from infokv.report import Report
-from infokv.scorer import SCORERS, Scorer, check_facts, get_scorer, kv_head_method
+from infokv.scorer import SCORERS, Scorer, usable_scorer
 
 
 @contextlib.contextmanager
@@ -77,21 +77,6 @@ def compress(model, scorer: Scorer | str, budget: Budget, *, prefill: bool = Tru
         yield handle
 
 
-def usable_scorer(scorer: Scorer | str) -> Scorer:
-    """A scorer that a cache of KV heads can follow, from an instance or a text."""
-    if isinstance(scorer, str):
-        scorer = get_scorer(scorer)
-    if isinstance(scorer, type) or not hasattr(scorer, "score"):
-        raise Refused(f"The scorer is {scorer!r}; pass an instance, such as SnapKV(), or a name, such as 'snapkv'.")
-    check_facts(scorer)
-    if scorer.heads == "query":
-        raise Refused(
-            f"{SCORERS.canonical(scorer)} chooses tokens for each query head, and a cache holds KV heads; use "
-            f"{kv_head_method(scorer)}, which chooses them for each KV head."
-        )
-    return scorer
-
-
 def _budget(budget) -> Budget:
     if not isinstance(budget, Budget):
         raise Refused(f"The budget is {budget!r}; write Budget(keep=0.4) or Budget(tokens=512).")
@@ -127,7 +112,7 @@ class Compression(Report):
         ensure_checked(model)
         self._arguments = list(inspect.signature(type(self._calls.base).forward).parameters)[1:]
         self._stores: WeakKeyDictionary = WeakKeyDictionary()  # a caller's cache, empty when it came -> our store
-        self._here = _OfThread()
+        self._here = OfThread()
 
     def __deepcopy__(self, memo):
         raise Refused(
@@ -170,16 +155,11 @@ class Compression(Report):
         """generate() may feed a prompt in pieces, and alone knows where the prompt and the whole text end."""
         settings = [kwargs.get("generation_config"), self._calls.model.generation_config]
         check_generation(kwargs, settings)
-        given = [*args[:1], *(kwargs.get(name) for name in ("inputs", "input_ids", "inputs_embeds"))]
-        prompt = next((one.shape[1] for one in given if isinstance(one, torch.Tensor)), None)
-        new, total = (
-            kwargs.get(name) or next((value for one in settings if (value := getattr(one, name, None))), None)
-            for name in ("max_new_tokens", "max_length")
-        )
+        given, lengths = asked_for(args, kwargs, settings)
         here = self._here
         outer = here.lengths, here.text  # a logits processor may generate, too
         here.text = self._known(kwargs.get("cache") or kwargs.get("past_key_values"))
-        here.lengths = (prompt, prompt + new if new else total) if prompt is not None and here.text is None else None
+        here.lengths = lengths if here.text is None else None
         if here.text is not None:
             check_same_text(here.text, given)
         here.depth += 1
@@ -234,7 +214,10 @@ class Compression(Report):
         store = self._started(cache, rows, new, own) if known is None else known
         self._check_going_on(store, rows, new)
         store.whole = False
-        if self._here.depth < 2 and self._here.text in (None, store):  # what a logits processor runs on the side is not what was asked for
+        if self._here.depth < 2 and self._here.text in (
+            None,
+            store,
+        ):  # what a logits processor runs on the side is not what was asked for
             self.store = store
         piecewise = run_propagated if self.plan.propagates and seen == 0 else run_in_pieces
         # Buffers that outlive the call are no inference tensors: a later call may be made in another mode.
@@ -290,27 +273,3 @@ class Compression(Report):
                 f"{type(self._calls.model).__name__} rotates keys by the length of the text, which was to be {length} "
                 f"tokens and grew to {store.seen + new}; start anew with generate(), whose max_new_tokens says it."
             )
-
-
-class _OfThread(threading.local):
-    """What one thread's generate() and calls tell each other.
-
-    Attributes
-    ----------
-    lengths : (int, int or None) or None
-        Of the prompt, and of the whole text where it is known.
-    text : CompressedStore or None
-        What the running generate() began with.
-    ran : CompressedStore or None
-        What the base model has just run on.
-    own : bool
-        Whether the next call is generate()'s own.
-    depth : int
-        How many generate() are running, each inside the one before.
-    """
-
-    lengths: tuple[int, int | None] | None = None
-    text: CompressedStore | None = None
-    ran: CompressedStore | None = None
-    own: bool = False
-    depth: int = 0

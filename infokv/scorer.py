@@ -147,3 +147,18 @@ def kv_head_method(scorer) -> str:
 def get_scorer(text: str) -> Scorer:
     """A scorer from its text, such as ``"infokv:alpha=0.5"``; see :mod:`infokv.registry` for the grammar."""
     return SCORERS.create(text)
+
+
+def usable_scorer(scorer: Scorer | str) -> Scorer:
+    """A scorer that a cache of KV heads can follow, from an instance or a text."""
+    if isinstance(scorer, str):
+        scorer = get_scorer(scorer)
+    if isinstance(scorer, type) or not hasattr(scorer, "score"):
+        raise Refused(f"The scorer is {scorer!r}; pass an instance, such as SnapKV(), or a name, such as 'snapkv'.")
+    check_facts(scorer)
+    if scorer.heads == "query":
+        raise Refused(
+            f"{SCORERS.canonical(scorer)} chooses tokens for each query head, and a cache holds KV heads; use "
+            f"{kv_head_method(scorer)}, which chooses them for each KV head."
+        )
+    return scorer

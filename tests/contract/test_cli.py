@@ -100,7 +100,7 @@ REFUSED = {
     "position outside": (["--selector", "positions:at=60"], "positions go from 0 to 59"),
     "missing data": (["--data", "none.jsonl"], "'none.jsonl' is neither a corpus"),
     "empty data": (["--data", "{tiny}/empty.jsonl"], "holds no usable document"),
-    "folder without data": (["--data", "{tiny}/bare"], "holds no .jsonl, .parquet or .txt file"),
+    "folder without data": (["--data", "{tiny}/bare"], "holds no .jsonl, .parquet or .txt file; rename or convert"),
     "data of another kind": (["--data", "{tiny}/model/config.json"], "ends in '.json', not .jsonl"),
     "corpus out of reach": (["--data", "arxiv", "--offline"], "offline was asked for"),
     "out is a file": (["--out", "{tiny}/docs.jsonl"], "which is a file; give a folder"),
@@ -260,6 +260,10 @@ def test_exit_code_1_when_everything_failed_and_debug_shows_where(tiny, tmp_path
     assert told.wait() == 0
     assert "0 measured, 1 skipped, 3 failed of 4 planned" in told.stdout
     assert "failed     RuntimeError: always so" in told.stdout
+    assert "skipped    shorter than 76 tokens" in told.stdout
+    plotted = Command(["plot", "run"], tmp_path)
+    assert plotted.wait() == 2
+    assert "(1 skipped, 3 failed); `forward-influence show` says why." in plotted.stderr
     debug = Command([*command, "--debug"], tmp_path)
     assert debug.wait() == 1
     assert "Traceback" in debug.stderr and 'raise RuntimeError("always' in debug.stderr

@@ -62,6 +62,24 @@ def test_links_and_pictures_exist(page):
         assert "://" in target or (page.parent / target).exists(), f"{page}: {target}"
 
 
+@pytest.mark.parametrize("page", ["adding-a-scorer.md", "adding-a-selector.md"])
+def test_the_table_of_signals_has_all_with_their_parameters(page):
+    from infokv.signals import SIGNALS
+
+    table = [line for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    for name, parameters in SIGNALS.items():
+        lines = " ".join(line for line in table if f"`{name}" in line)
+        assert lines, name
+        assert not [one for one in parameters if f"{one}=" not in lines and f"`{one}`" not in lines], name
+
+
+def test_tables_printed_in_examples_are_whole():
+    for page in PAGES:
+        for kind, _, code in blocks(page):
+            if kind == "python" and "_table(" in code:
+                assert "to_string(index=False)" in code, page
+
+
 def test_make_targets_are_run_by_ci():
     script = (ROOT / ".ci" / "run").read_text()
     for page in PAGES:
