@@ -76,7 +76,9 @@ def find_files(path: Path, report: Callable[[str], None]) -> list[Path]:
         sentences = [f"{file} is {kind}, no regular file; it is left out." for file, kind in others]
         if not files:
             why = f" ({sentences[0].rstrip('.')})" if sentences else ""
-            raise DataError(f"Folder {str(path)!r} holds no {_ALLOWED} file{why}; rename or convert its texts, or name another.")
+            raise DataError(
+                f"Folder {str(path)!r} holds no {_ALLOWED} file{why}; rename or convert its texts, or name another."
+            )
         for sentence in sentences:
             report(sentence)
         return [file for file, _ in files]

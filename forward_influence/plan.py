@@ -160,9 +160,8 @@ def make_plan(
     if twins:
         tell(describe_twins(twins))
     if limit is not None and len(documents) < limit:
-        tell(
-            f"{limit} documents were asked for; {len(documents)} of this corpus {'is' if len(documents) == 1 else 'are'} long enough."
-        )
+        verb = "is" if len(documents) == 1 else "are"
+        tell(f"{limit} documents were asked for; {len(documents)} of this corpus {verb} long enough.")
     check_listed(selectors, documents)
     if place is not None:
         documents, short = documents[place[0] - 1 :: place[1]], short[place[0] - 1 :: place[1]]

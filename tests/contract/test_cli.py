@@ -178,6 +178,9 @@ def test_results_and_notices_have_their_streams(tiny, cli, tmp_path):
     assert lines[1] == "9 documents were asked for; 3 of this corpus are long enough."
     assert re.fullmatch(r"Expected: about 1 s; memory 1 MiB .* free; 1 MiB on disk\.", lines[2])
     assert len(lines) == 3
+    write_documents(tmp_path / "one.jsonl", [120])
+    one = changed(measuring(tiny, "--limit", 2, "--dry-run"), "--data", tmp_path / "one.jsonl")
+    assert "2 documents were asked for; 1 of this corpus is long enough." in cli(*one)[2]
     assert {row["selector"] for row in read_rows(tmp_path / "run")} == {"none"}
 
 
