@@ -56,7 +56,7 @@ def plain_cache(model, ids, rows: int):
     import torch
     from transformers import DynamicCache
 
-    from infokv.forward import cache_argument
+    from infokv.calls import cache_argument
 
     name = cache_argument(model)
     with torch.inference_mode():
