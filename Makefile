@@ -42,8 +42,8 @@ setup: .venv/.ready
 test: setup
 	$(BIN)/pytest -m "not slow"
 
-test-all: setup test-oldest
-	$(BIN)/pytest
+test-all: test test-oldest
+	$(BIN)/pytest -m slow
 
 # An environment of its own that sees the other one's packages, so that torch is not installed twice.
 .venv-oldest/.ready: .venv/.ready
