@@ -29,6 +29,7 @@ def lines_of(code: str) -> list[str]:
     return [line for line in code.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_runs(page, tmp_path, shared_environment):
     texts = tmp_path / "texts"
