@@ -13,20 +13,12 @@ from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_interval, mean_of
 from forward_influence.analysis.panel import build_panel
 from forward_influence.errors import UserError
-
-#: Edges of the default bands, offsets; the last band goes on to the measured horizon.
-BAND_EDGES = (0, 128, 1024, 4096)
+from forward_influence.horizon_bands import default_bands
 
 _COLUMNS = [
     *("a", "b", "band_start", "band_stop", "n_documents", "mean_a", "mean_b"),
     *("difference", "low", "high", "n_infinite"),
 ]
-
-
-def default_bands(horizon: int) -> list[tuple[int, int]]:
-    """The default bands, cut at a horizon: offsets from the first up to but without the second number."""
-    stops = (*BAND_EDGES[1:], horizon)
-    return [(start, min(stop, horizon)) for start, stop in zip(BAND_EDGES, stops) if start < horizon]
 
 
 def band_table(

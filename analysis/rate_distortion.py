@@ -8,11 +8,11 @@ from itertools import combinations
 import numpy as np
 import pandas
 
-from forward_influence.analysis.bands import default_bands
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_interval, mean_of
 from forward_influence.analysis.panel import Panel, build_panel, merged_means
 from forward_influence.errors import UserError
+from forward_influence.horizon_bands import named_bands
 
 #: What is measured, and the bootstrap that suits its mean: delta NLL has both signs, the others are skewed.
 METRICS = {"kl": "BCa", "delta_nll": "percentile", "top1_changed": "BCa"}
@@ -138,9 +138,7 @@ def _panel(runs: Runs) -> Panel:
 
 
 def _bands(panel: Panel) -> dict[str, tuple[int, int]]:
-    bands = {"all": (0, int(panel.reach.max()))}
-    parts = default_bands(panel.horizon)
-    return bands | {"near": parts[0], "far": parts[-1]} if len(parts) > 1 else bands
+    return named_bands(panel.horizon) | {"all": (0, int(panel.reach.max()))}
 
 
 def _by_document(panel: Panel, band: str, start: int, stop: int) -> dict[str, np.ndarray]:

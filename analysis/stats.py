@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pandas
 
-from forward_influence.analysis.bands import default_bands
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_interval, mean_of
 from forward_influence.analysis.panel import CHUNK_ARRAYS, Panel, build_panel, merge, merged_means
 from forward_influence.errors import UserError
+from forward_influence.horizon_bands import default_bands
 
 #: From fewer documents than about this many, a bootstrap interval is much too narrow to be trusted.
 FEW_DOCUMENTS = 10

@@ -36,6 +36,7 @@ def command(
     full_horizon: options.FullHorizon = False,
     chunk: options.Chunk = 128,
     limit: options.Limit = None,
+    skip: options.Skip = 0,
     seed: Annotated[int, Option(help="Order of documents and random methods.")] = 0,
     batch: Annotated[int | None, Option(help="Compressed caches at once. Default: what memory allows.")] = None,
     dtype: options.Dtype = "auto",
@@ -59,7 +60,7 @@ def command(
         lambda: fidelity(
             method=method or DEFAULT_METHODS, keep=keep or (), tokens=tokens or (), layers=layers, model=model,
             tokenizer=tokenizer, data=data or None, prefix=prefix, horizon=horizon, full_horizon=full_horizon,
-            chunk=chunk, limit=limit, seed=seed, batch=batch, dtype=dtype, device=device, offline=offline,
+            chunk=chunk, limit=limit, skip=skip, seed=seed, batch=batch, dtype=dtype, device=device, offline=offline,
             extend_context=extend_context, shard=shard, out=out, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug,
         ),
         dry_run=dry_run,

@@ -28,6 +28,7 @@ def command(
     sinks: Annotated[int, Option(help="First positions that are not candidates.")] = 4,
     recent: Annotated[int, Option(help="Last positions of the prefix that are not candidates.")] = 64,
     limit: options.Limit = None,
+    skip: options.Skip = 0,
     seed: Annotated[int, Option(help="Order of documents and random selections.")] = 0,
     batch: Annotated[int | None, Option(help="Ablated rows at once. Default: what memory allows.")] = None,
     dtype: options.Dtype = "auto",
@@ -52,7 +53,7 @@ def command(
         lambda: measure(
             model=model, tokenizer=tokenizer, data=data or None, selector=selector or DEFAULT_SELECTORS,
             fraction=fraction, prefix=prefix, horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks,
-            recent=recent, limit=limit, seed=seed, batch=batch, dtype=dtype, device=device, offline=offline,
+            recent=recent, limit=limit, skip=skip, seed=seed, batch=batch, dtype=dtype, device=device, offline=offline,
             extend_context=extend_context, shard=shard, out=out, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug,
         ),
         dry_run=dry_run,

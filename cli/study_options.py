@@ -25,6 +25,7 @@ Horizon = Annotated[int, Option(help="Tokens that follow; cut to the model's con
 FullHorizon = Annotated[bool, Option("--full-horizon", help="Skip documents that end earlier.")]
 Chunk = Annotated[int, Option(help="Offsets over which a reported number is averaged.")]
 Limit = Annotated[int | None, Option(help="Documents to measure. Default: 100.")]
+Skip = Annotated[int, Option(help="Documents to leave out at the start of the order.")]
 Dtype = Annotated[str, Option(help="auto, float32, bfloat16, float16 or float64.")]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
 Offline = Annotated[bool, Option("--offline", help="No network attempt at all.")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from forward_influence.errors import UserError
-from forward_influence.selectors import describe_error
+from forward_influence.selectors import SELECTORS, TopScore, describe_error
 from infokv.allocation import budget_needs
 from infokv.budget import Budget
 from infokv.cuts import prompt_slots
@@ -42,7 +42,7 @@ class Method:
             f"{self.budget.tokens} tokens" if self.budget.keep is None else format(self.budget.share.normalize(), "f")
         )
         spread = f",{self.budget.layers}" if self.budget.layers else ""
-        return f"{SCORERS.canonical(self.scorer)}@{amount}{spread}"
+        return f"{TopScore(self.scorer).canonical()}@{amount}{spread}"
 
     def kept(self, prefix: TokenStore, recorder: Recorder) -> list[torch.Tensor]:
         """Positions that stay: for each layer int ``[kv_heads or 1, n_kept]``, ascending.
@@ -93,7 +93,7 @@ def make_methods(given, keep: Iterable = (), tokens: Iterable = (), layers: str 
     methods = []
     for one in given if several else [given]:
         try:
-            scorer = usable_scorer(one)
+            scorer = usable_scorer(_scoring_selector(one))
         except (UserError, Refused):
             raise
         except (Exception, SystemExit) as error:  # a third party's constructor may raise anything
@@ -107,3 +107,14 @@ def make_methods(given, keep: Iterable = (), tokens: Iterable = (), layers: str 
     if not methods:
         raise UserError("No method was given; name one, such as 'snapkv'.")
     return methods
+
+
+def _scoring_selector(given):
+    """A text that names a selector of this package which is a scorer, such as ``entropy``, as that scorer."""
+    name = given.partition(":")[0] if isinstance(given, str) else None
+    if name not in SELECTORS or name in SCORERS:
+        return given
+    made = SELECTORS.create(given)
+    if not isinstance(made, Scorer):
+        raise UserError(f"{given!r} chooses positions to remove and has no scores to keep a cache by; name a method.")
+    return made

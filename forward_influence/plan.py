@@ -96,6 +96,7 @@ def make_plan(
     sinks: int = 4,
     recent: int = 64,
     limit: int | None = None,
+    skip: int = 0,
     seed: int = 0,
     dtype: str = "auto",
     device: str = "auto",
@@ -112,7 +113,8 @@ def make_plan(
     UserError, DataError, Refused
         In one sentence, whatever cannot be met.
     """
-    check_numbers(prefix=prefix, horizon=horizon, chunk=chunk, sinks=sinks, recent=recent, limit=limit, seed=seed)
+    check_numbers(prefix=prefix, horizon=horizon, chunk=chunk, sinks=sinks, recent=recent, limit=limit, skip=skip,
+                  seed=seed)  # fmt: skip
     place = parse_shard(shard)
     selectors = make_selectors(selector)
     mode = study_mode(selectors)
@@ -156,7 +158,8 @@ def make_plan(
         extend_context=context.method,
         mode=mode,
     )
-    documents, short, twins = choose_documents(corpus, words, spec, limit or DOCUMENTS, notify)
+    documents, short, twins = choose_documents(corpus, words, spec, skip + (limit or DOCUMENTS), notify)
+    documents = left_after(skip, documents)
     if twins:
         tell(describe_twins(twins))
     if limit is not None and len(documents) < limit:
@@ -171,7 +174,7 @@ def make_plan(
         source=source, tokenizer=words, spec=spec, selectors=selectors, documents=documents, short=short,
         out=out if out is not None else default_out(source.name, spec, place),
         device=device, dtype=dtype, notices=notices,
-        requested={"horizon": horizon, "limit": limit, "fraction": str(fraction), "shard": shard},
+        requested={"horizon": horizon, "limit": limit, "skip": skip, "fraction": str(fraction), "shard": shard},
         corpus={"name": corpus.name, "identity": corpus.identity, "size": corpus.size},
     )  # fmt: skip
 
@@ -289,6 +292,13 @@ def choose_documents(corpus, tokenizer, spec: RunSpec, limit: int, notify):
             f"has {longest}; use a smaller prefix{' or horizon' if spec.full_horizon else ''}, or other data."
         )
     return list(found.values()), short, twins
+
+
+def left_after(skip: int, documents: list) -> list:
+    """The documents behind the first ``skip``; none left is refused."""
+    if skip >= len(documents):
+        raise UserError(f"skip is {skip}, and {len(documents)} documents are long enough; leave fewer out.")
+    return documents[skip:]
 
 
 def describe_twins(twins: list[tuple[str, str]]) -> str:

@@ -19,6 +19,7 @@ _NUMBERS = {
     "sinks": (0, "first positions that are not candidates"),
     "recent": (0, "last positions of the prefix that are not candidates"),
     "limit": (1, "documents"),
+    "skip": (0, "documents that are left out at the start of the order"),
     "seed": (0, "it fixes the order of documents and random selections"),
     "batch": (1, "ablated rows at once"),
 }

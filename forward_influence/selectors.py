@@ -66,6 +66,7 @@ SELECTORS = Registry(
         "positions": "forward_influence.builtin_selectors:Positions",
         "none": "forward_influence.builtin_selectors:NoRemoval",
         "recompute": "forward_influence.builtin_selectors:Recompute",
+        "influence": "forward_influence.influence_selector:Influence",
     },
 )
 
@@ -88,6 +89,16 @@ class TopScore(Selector):
         return tuple(self.scorer.needs)
 
     def select(self, signals: TokenSignals, count: int, document: str) -> list[int]:
+        return top_positions(self.shared_scores(signals), signals.candidates, count)
+
+    def shared_scores(self, signals: TokenSignals) -> torch.Tensor:
+        """Float64 ``[tokens]``: the scores averaged over layers and heads.
+
+        Raises
+        ------
+        UserError
+            If the scorer gave something of another shape.
+        """
         scores = self.scorer.score(signals)
         heads = signals.query_heads if getattr(self.scorer, "heads", "kv") == "query" else signals.kv_heads
         fitting = ((1, signals.layers), (1, heads), (signals.tokens,))
@@ -102,7 +113,7 @@ class TopScore(Selector):
                 f"{self.canonical()} returned {what}; they must be a tensor [{signals.layers} layers or 1, "
                 f"{signals.kv_heads} KV heads or 1, {signals.tokens} tokens]."
             )
-        return top_positions(scores.double().mean(dim=(0, 1)), signals.candidates, count)
+        return scores.double().mean(dim=(0, 1))
 
     def canonical(self) -> str:
         registry = SELECTORS if any(cls is type(self.scorer) for _, cls in SELECTORS) else SCORERS

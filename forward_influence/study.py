@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forward_influence.errors import UserError
-from forward_influence.plan import Plan, least_length, make_plan
+from forward_influence.plan import Plan, make_plan
 from forward_influence.progress import Progress
 from forward_influence.request import check_numbers
-from forward_influence.rows import row_key
-from forward_influence.selectors import DEFAULT_SELECTORS, describe_error
+from forward_influence.selectors import DEFAULT_SELECTORS
 
 
 @dataclass(frozen=True)
@@ -78,6 +77,7 @@ def measure(
     sinks: int = 4,
     recent: int = 64,
     limit: int | None = None,
+    skip: int = 0,
     seed: int = 0,
     batch: int | None = None,
     dtype: str = "auto",
@@ -118,6 +118,8 @@ def measure(
         First and last positions of the prefix that are not candidates.
     limit : int, optional
         Documents to measure; by default 100.
+    skip : int
+        Documents to leave out at the start of the order: after tuning on the first ones, say.
     seed : int
         Of the order of documents and of random selections.
     batch : int, optional
@@ -159,12 +161,14 @@ def measure(
     check_numbers(batch=batch)
     plan = make_plan(
         model=model, tokenizer=tokenizer, data=data, selector=selector, fraction=fraction, prefix=prefix,
-        horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks, recent=recent, limit=limit, seed=seed,
+        horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks, recent=recent, limit=limit, skip=skip,
+        seed=seed,
         dtype=dtype, device=device, offline=offline, extend_context=extend_context, shard=shard, out=out,
         notify=progress.say,
     )  # fmt: skip
     if dry_run:
         from forward_influence.dry_run import describe_plan, rows_there
+        from forward_influence.filling import pending
 
         rows = rows_there(plan, fresh)
         done = {row["key"] for row in rows if row["status"] != "failed"}
@@ -174,129 +178,25 @@ def measure(
 
 
 def run_plan(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Outcome:
-    from forward_influence.provenance import provenance
-    from forward_influence.runs import CannotWrite, RunFolder
+    """Measure a plan into its folder."""
+    from forward_influence.filling import filling
+    from forward_influence.runs import CannotWrite
 
-    facts = provenance(
-        requested=plan.requested, device=plan.device, dtype=plan.dtype, batch=batch, corpus=plan.corpus,
-        model={"name": plan.source.name, "path": str(plan.source.path)},
-        tokenizer_adds_bos=plan.tokenizer.bos, notices=list(plan.notices), planned_rows=len(wanted(plan)),
-    )  # fmt: skip
-    with RunFolder.open(plan.out, plan.spec, facts, plan.inputs, fresh=fresh) as folder:
+    with filling(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
         try:
-            _fill(plan, folder, model, batch=batch, quiet=quiet, debug=debug)
+            study.fill(plan)
         except CannotWrite as error:
-            ended = outcome(plan, folder.rows())
+            ended = outcome(plan, study.folder.rows())
             if ended.ok or ended.failed:
                 raise Incomplete(str(error), ended) from error
             raise
-        return outcome(plan, folder.rows())
-
-
-def _fill(plan: Plan, folder, model, *, batch: int | None, quiet: bool, debug: bool) -> None:
-    from forward_influence.document import blank_row
-
-    done = folder.done()
-    folder.note({"planned_rows": len(done | wanted(plan))})
-    reason = f"shorter than {least_length(plan.spec)} tokens"
-    skipped = [
-        blank_row(plan.spec, document, sha, tokens, name, "skipped", reason)
-        for document, tokens, sha in plan.short
-        for name in plan.selectors
-    ]
-    folder.append(row for row in skipped if row["key"] not in done)
-    if todo := pending(plan, done):
-        _measure_documents(plan, todo, folder, model, batch=batch, quiet=quiet, debug=debug)
-
-
-def _measure_documents(plan: Plan, todo, folder, model, *, batch, quiet, debug) -> None:
-    from forward_influence.document import let_through, measure_document
-    from forward_influence.engine import CHUNK_SIZE
-    from forward_influence.estimate import estimate
-
-    horizons = [min(len(document.ids) - plan.spec.prefix, plan.spec.horizon) for document, _ in todo]
-    work = [horizon * len(selectors) for horizon, (_, selectors) in zip(horizons, todo)]
-    progress = Progress(sum(work), quiet=quiet)
-    try:
-        if not quiet:  # it takes a third of a second
-            progress.say(estimate(plan, todo, chunk_size=CHUNK_SIZE).sentence())
-        loaded = loaded_model(plan, model, progress.say)
-        folder.note({
-            "attention": loaded.attention, "reference_check": loaded.check,
-            "notices": list(dict.fromkeys([*plan.notices, *loaded.notices])),
-        })  # fmt: skip
-        for number, (document, selectors) in enumerate(todo, start=1):
-            progress.label(f"document {number} of {len(todo)}")
-            try:
-                rows = measure_document(
-                    loaded.model, document, selectors, plan.spec, batch=batch, debug=debug, notify=progress.say,
-                    progress=progress.advance,
-                )  # fmt: skip
-            except (Exception, SystemExit) as error:  # one document's trouble is not that of the others
-                if debug:
-                    let_through(error)
-                rows = _failed_rows(plan.spec, document, selectors, describe_error(error))
-            folder.append(rows)
-            progress.reach(sum(work[:number]))
-            _tell_failures(rows, progress.say)
-    finally:
-        progress.close()
-
-
-def _failed_rows(spec, document, selectors, reason: str) -> list[dict]:
-    from forward_influence.document import blank_row
-
-    return [blank_row(spec, document.id, document.sha, len(document.ids), name, "failed", reason) for name in selectors]
-
-
-def _tell_failures(rows: list[dict], say) -> None:
-    """One sentence for each reason for which rows of a document failed."""
-    by_reason: dict[str, list[str]] = {}
-    for row in rows:
-        if row["status"] == "failed":
-            by_reason.setdefault(row["reason"], []).append(row["selector"])
-    for reason, names in by_reason.items():
-        what = "" if len(names) == len(rows) else f" with {', '.join(names)}"
-        say(f"Document {rows[0]['document']!r} failed{what} ({reason.rstrip('.')}); going on.")
-
-
-def loaded_model(plan: Plan, model, say=lambda sentence: None):
-    """The model of a plan: the given one if it is loaded, or else loaded as the plan says."""
-    from forward_influence.models import LoadedModel, load_model
-
-    if isinstance(model, LoadedModel):
-        return model
-    extension = plan.spec.extend_context
-    return load_model(
-        plan.source, dtype=plan.dtype, device=plan.device,
-        extend_context=extension.partition(":")[0] if extension else None,
-        target_length=plan.spec.prefix + plan.spec.horizon if extension else None,
-        notify=lambda sentence: None if sentence in plan.notices else say(sentence),
-    )  # fmt: skip
-
-
-def wanted(plan: Plan) -> set[str]:
-    """Keys of all rows that the plan asks for."""
-    names = [document.id for document in plan.documents] + [name for name, _, _ in plan.short]
-    return {row_key(plan.spec.hash(), name, selector) for name in names for selector in plan.selectors}
-
-
-def pending(plan: Plan, done: set[str]) -> list[tuple]:
-    """Documents with the selectors whose rows are still missing."""
-    out = []
-    for document in plan.documents:
-        missing = {
-            name: one
-            for name, one in plan.selectors.items()
-            if row_key(plan.spec.hash(), document.id, name) not in done
-        }
-        if missing:
-            out.append((document, missing))
-    return out
+        return outcome(plan, study.folder.rows())
 
 
 def outcome(plan: Plan, rows: Iterable[dict]) -> Outcome:
     """Documents of this request by how they ended."""
+    from forward_influence.filling import wanted
+
     keys = wanted(plan)
     statuses: dict[str, list[str]] = {}
     for row in rows:

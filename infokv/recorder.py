@@ -86,7 +86,8 @@ class Recorder:
         self.facts[index] = facts
         with self.watch:
             for row, one in self._who["on_attention"]:
-                one.on_attention(index, queries[row : row + 1], stored.part(row), facts)
+                own = stored if self.rows == 1 else stored.part(row)  # a view for each token and layer takes its time
+                one.on_attention(index, queries[row : row + 1], own, facts)
 
     def on_block(self, index: int, states: torch.Tensor) -> None:
         with self.watch:

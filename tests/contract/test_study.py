@@ -644,8 +644,8 @@ def test_dry_run_of_a_run_that_has_begun(study, capsys):
 
 def test_the_estimate_of_the_disk_is_near_the_truth(study, model_folder, tmp_path):
     from forward_influence.estimate import estimate
+    from forward_influence.filling import pending
     from forward_influence.plan import make_plan
-    from forward_influence.study import pending
 
     data = write_documents(tmp_path / "long.jsonl", [256, 256])
     options = {**STUDY, "horizon": 196, "selector": ["random", "entropy"], "data": data, "out": "run"}

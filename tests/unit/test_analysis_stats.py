@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forward_influence.analysis import band_table, crossover, curve_table, open_runs, summary_table
-from forward_influence.analysis.bands import default_bands
 from forward_influence.analysis.intervals import mean_interval
 from forward_influence.analysis.stats import quantiles, widening_edges
 from forward_influence.errors import UserError
+from forward_influence.horizon_bands import default_bands
 from forward_influence.rows import ROW_FIELDS, RunSpec, row_key
 from forward_influence.runs import RunFolder
 

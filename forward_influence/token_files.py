@@ -1,0 +1,118 @@
+"""The files beside the rows of a per-token run: scores of signals, and rankings by influence. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+from forward_influence.errors import UserError
+from forward_influence.horizon_bands import named_bands
+
+SCORES = "scores.jsonl"
+
+
+def ranking_file(band: str) -> str:
+    """Name of the file with the influences in a band: ``influence-far.json``."""
+    return f"influence-{band}.json"
+
+
+def read_scores(folder: Path, spec_hash: str) -> list[dict]:
+    """Lines of ``scores.jsonl``: document, signal, and scores ``[prefix]``; a torn last line is left out.
+
+    Raises
+    ------
+    UserError
+        If a line is broken or belongs to another run.
+    """
+    path = folder / SCORES
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    out = []
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was torn
+        try:
+            entry = json.loads(line)
+            fits = entry["hash"] == spec_hash and isinstance(entry["scores"], list) and entry["document_sha"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{str(path)!r} is corrupt in line {number} ({error}); delete the file.") from error
+        if not fits:
+            raise UserError(f"{str(path)!r}, line {number}, belongs to another run; delete the file.")
+        out.append(entry)
+    return out
+
+
+def scored(plan) -> set[tuple[str, str]]:
+    """Documents and signals whose scores are there, for the texts of a plan."""
+    texts = {document.id: document.sha for document in plan.documents}
+    entries = read_scores(plan.out, plan.spec.hash())
+    return {(one["document"], one["signal"]) for one in entries if texts.get(one["document"]) == one["document_sha"]}
+
+
+def append_scores(plan, document, scores: dict[str, list[float]]) -> None:
+    """Write the scores of a document, together and durably; values that are no numbers become null."""
+    path = plan.out / SCORES
+    lines = [
+        json.dumps({
+            "hash": plan.spec.hash(), "document": document.id, "document_sha": document.sha, "signal": name,
+            "scores": [float(f"{value:.7g}") if math.isfinite(value) else None for value in values],
+        })
+        for name, values in scores.items()
+    ]  # fmt: skip
+    try:
+        sound = _sound_length(path)
+        with open(path, "ab") as file:
+            file.truncate(sound)
+            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be written ({error.strerror}); make room and run again.") from error
+
+
+def _sound_length(path: Path) -> int:
+    """Bytes up to the end of the last whole line."""
+    return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+
+
+def write_rankings(plan, rows: list[dict]) -> list[Path]:
+    """``influence-<band>.json`` for each band: what every single removed position cost, by the document's text."""
+    documents = {document.id: document for document in plan.documents}
+    singles = [
+        row for row in rows
+        if row["status"] == "ok" and row["n_removed"] == 1 and row["document"] in documents
+        and len(row["kl"]) >= plan.spec.horizon
+    ]  # fmt: skip
+    paths = []
+    for name, (start, stop) in named_bands(plan.spec.horizon).items():
+        found: dict[str, dict[int, float]] = {}
+        for row in singles:
+            values = row["kl"][start:stop]
+            found.setdefault(row["document"], {})[row["removed"][0]] = sum(values) / len(values)
+        content = {
+            "band": [start, stop], "run": plan.spec.hash(), "sinks": plan.spec.sinks, "recent": plan.spec.recent,
+            "documents": [
+                {
+                    "document": document, "tokens": list(documents[document].ids[: plan.spec.prefix]),
+                    "positions": sorted(values), "kl": [values[place] for place in sorted(values)],
+                }
+                for document, values in found.items()
+            ],
+        }  # fmt: skip
+        path = plan.out / ranking_file(name)
+        text = json.dumps(_finite(content), allow_nan=False)
+        try:
+            path.with_suffix(".tmp").write_text(f"{text}\n", encoding="utf-8")
+            os.replace(path.with_suffix(".tmp"), path)
+        except OSError as error:
+            raise UserError(f"{str(path)!r} cannot be written ({error.strerror}); make room and run again.") from error
+        paths.append(path)
+    return paths
+
+
+def _finite(content: dict) -> dict:
+    """Infinite influences as the largest number, which ranks alike."""
+    for one in content["documents"]:
+        one["kl"] = [min(value, 1e300) for value in one["kl"]]
+    return content

@@ -1,0 +1,160 @@
+"""Per-token influence: single positions of a prefix removed one at a time, and what cheap signals say of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from forward_influence.errors import UserError
+from forward_influence.plan import default_out, document_seed, make_plan
+from forward_influence.progress import Progress
+from forward_influence.request import check_numbers
+from forward_influence.selectors import make_selectors
+from forward_influence.study import Outcome, outcome
+
+#: What is compared with the measured influence, unless the caller says otherwise.
+DEFAULT_SIGNALS = (
+    "attention", "entropy", "entropy-next", "self-information", "mixture:terms=evolution*1", "infokv", "knorm",
+    "mixture:terms=value-norm*1", "keydiff", "lagkv", "expected-attention", "h2o", "tova", "rpc", "rkv",
+    "streaming-llm", "random",
+)  # fmt: skip
+
+#: Sizes of the sets whose influence is compared with the sum of their members'.
+DEFAULT_GROUPS = (8, 32)
+
+
+def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_GROUPS,
+                    signal: Iterable = DEFAULT_SIGNALS, prefix: int = 2048, horizon: int = 1024, sinks: int = 4,
+                    recent: int = 64, seed: int = 0, limit: int | None = 8, skip: int = 0, batch: int | None = None,
+                    out: str | Path | None = None, fresh: bool = False, dry_run: bool = False, quiet: bool = False,
+                    debug: bool = False, **options) -> Outcome:  # fmt: skip
+    """Remove single tokens from the cache of a prefix, and measure what the future loses by each.
+
+    The rows are those of :func:`forward_influence.measure` with explicit positions. Beside them lie ``scores.jsonl``,
+    what each signal says of the same positions, and ``influence-all.json``, ``-near`` and ``-far``, which the
+    selector ``influence:FILE`` ranks by. Run it again with the same arguments to go on after an interruption.
+
+    Parameters
+    ----------
+    sample : int or None
+        Positions to measure: one drawn from each of as many equal parts of the candidates, the same in all documents;
+        None: all candidates.
+    group : iterable of int
+        The measured positions are also removed in random sets of these sizes, to see how additive influence is.
+    signal : iterable of str, class or scorer
+        Scorers whose scores, averaged over layers and heads, are compared with the influence.
+    prefix, horizon, sinks, recent, seed, limit, skip
+        As in :func:`forward_influence.measure`.
+    **options
+        As in :func:`forward_influence.measure`: model, tokenizer, data, full_horizon, chunk, dtype, device, offline,
+        extend_context, shard.
+
+    Returns
+    -------
+    Outcome
+
+    Raises
+    ------
+    UserError, DataError, Refused
+        If the request cannot be met; nothing was measured.
+
+    Notes
+    -----
+    Source: arXiv 2606.26875, Forward Influence of a set; a set of one token here.
+    """
+    progress = Progress(quiet=quiet)
+    check_numbers(prefix=prefix, horizon=horizon, sinks=sinks, recent=recent, seed=seed, limit=limit, skip=skip,
+                  batch=batch)  # fmt: skip
+    signals = make_selectors(signal) if signal else {}
+    for name, one in signals.items():
+        if not hasattr(one, "shared_scores"):
+            raise UserError(f"{name} chooses positions and has no scores; leave it out of the signals.")
+    places = sample_positions(range(sinks, prefix - recent), sample, seed)
+    sets = [[place] for place in places] + [part for size in group for part in random_sets(places, size, seed)]
+    plan = make_plan(
+        selector=["positions:at=" + "+".join(map(str, sorted(one))) for one in sets], prefix=prefix, horizon=horizon,
+        sinks=sinks, recent=recent, seed=seed, limit=limit, skip=skip, out=out, notify=progress.say, **options,
+    )  # fmt: skip
+    if out is None:
+        plan = replace(plan, out=Path(f"{default_out(plan.source.name, plan.spec)}-tokens"))
+    return run_tokens(plan, signals, options.get("model", "smollm2-135m"), batch=batch, fresh=fresh, dry_run=dry_run,
+                      quiet=quiet, debug=debug)  # fmt: skip
+
+
+def run_tokens(plan, signals: dict, model, *, batch, fresh, dry_run, quiet, debug) -> Outcome:
+    """Measure the sets of a plan, score their positions, and write what the selector ``influence`` reads."""
+    from forward_influence.filling import filling, pending
+    from forward_influence.token_files import append_scores, scored, write_rankings
+
+    if dry_run:
+        from forward_influence.dry_run import describe_plan, rows_there
+
+        rows = rows_there(plan, fresh)
+        done = {row["key"] for row in rows if row["status"] != "failed"}
+        print(describe_plan(plan, pending(plan, done)), flush=True)
+        return outcome(plan, rows)
+    with filling(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
+        study.fill(plan)
+        there = scored(plan)
+        for document in plan.documents:
+            missing = {name: one for name, one in signals.items() if (document.id, name) not in there}
+            if missing:
+                append_scores(plan, document, shared_scores(study.loaded.model, document, missing, plan.spec))
+        rows = list(study.folder.rows())
+        write_rankings(plan, rows)
+        return outcome(plan, rows)
+
+
+def sample_positions(candidates: range, sample: int | None, seed: int) -> list[int]:
+    """One position from each of ``sample`` equal parts of the candidates, ascending; None: all of them.
+
+    Raises
+    ------
+    UserError
+        If there are fewer candidates than that.
+    """
+    if sample is None:
+        return list(candidates)
+    if type(sample) is not int or not 1 <= sample <= len(candidates):
+        raise UserError(
+            f"sample is {sample}; it must be from 1 to the {len(candidates)} candidates of this prefix, or all of them."
+        )
+    draw = random.Random(f"sample {seed}")
+    edges = [candidates.start + len(candidates) * part // sample for part in range(sample + 1)]
+    return [draw.randrange(start, stop) for start, stop in pairwise(edges)]
+
+
+def random_sets(places: list[int], size: int, seed: int) -> list[list[int]]:
+    """Positions dealt into as many random sets of one size as they fill.
+
+    Raises
+    ------
+    UserError
+        If they do not fill one.
+    """
+    if type(size) is not int or not 2 <= size <= len(places):
+        raise UserError(f"group is {size}; it must be from 2 to the {len(places)} positions that are measured.")
+    dealt = random.Random(f"sets of {size}, {seed}").sample(places, len(places))
+    return [dealt[start : start + size] for start in range(0, len(dealt) - size + 1, size)]
+
+
+def shared_scores(model, document, signals: dict, spec) -> dict[str, list[float]]:
+    """Scores of all positions of the prefix by each scorer, averaged over layers and heads."""
+    import torch
+
+    from forward_influence.engine import CHUNK_SIZE
+    from infokv.calls import evaluation
+    from infokv.prefill import prefill
+
+    ids = torch.tensor([document.ids[: spec.prefix]], device=model.get_input_embeddings().weight.device)
+    total = min(len(document.ids), spec.prefix + spec.horizon)
+    needs = dict.fromkeys(need for one in signals.values() for need in one.needs)
+    with evaluation(model), torch.no_grad():
+        _, facts = prefill(
+            model, ids, needs, chunk_size=CHUNK_SIZE, total_length=total,
+            candidates=range(spec.sinks, spec.prefix - spec.recent), seed=document_seed(spec.seed, document.id),
+        )  # fmt: skip
+        return {name: one.shared_scores(facts).tolist() for name, one in signals.items()}
