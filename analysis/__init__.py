@@ -12,11 +12,16 @@ _HOME = {
     "Crossover": "bands",
     "figure2": "figures",
     "plot_runs": "figures",
-    "save_figure": "figures",
+    "save_figure": "drawing",
     "rate_table": "rate_distortion",
     "rate_differences": "rate_distortion",
     "rate_figure": "rate_curves",
     "plot_rates": "rate_curves",
+    "is_token_run": "correlations",
+    "correlation_table": "correlations",
+    "additivity_table": "correlations",
+    "correlation_figure": "correlation_plot",
+    "plot_correlations": "correlation_plot",
 }
 
 __all__ = sorted(_HOME)

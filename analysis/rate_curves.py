@@ -13,17 +13,17 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
-from forward_influence.analysis.figures import (
+from forward_influence.analysis.drawing import (
     FORMATS,
-    _band,
-    _chosen,
-    _draw_curves,
-    _limits,
-    _model_name,
-    _title,
-    _writing,
+    caption,
+    chosen,
+    draw_curves,
+    interval_note,
+    limits,
     save_figure,
+    save_tables,
     stem_of,
+    title,
 )
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.rate_distortion import rate_differences, rate_table
@@ -75,20 +75,16 @@ def plot_rates(
     stem = stem_of(runs, target, "fidelity")
     rates, differences = rate_table(runs), rate_differences(runs)
     paths = save_figure(_draw(rates, runs, selectors), stem, formats)
-    chosen = selectors or list(rates.method)
-    differences = differences[differences.a.isin(chosen) & differences.b.isin(chosen)]
-    for name, table in (("", rates[rates.method.isin(chosen)]), ("-differences", differences)):
-        paths.append(Path(f"{stem}{name}.csv"))
-        with _writing(paths[-1]):
-            table.to_csv(paths[-1], index=False)
-    return paths
+    names = chosen(rates.method, selectors)
+    differences = differences[differences.a.isin(names) & differences.b.isin(names)]
+    return paths + save_tables({"": rates[rates.method.isin(names)], "-differences": differences}, stem)
 
 
 def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) -> Figure:
     table = rates.rename(
         columns={"method": "selector", "budget": "x", "kl": "mean", "kl_low": "low", "kl_high": "high"}
     )
-    names = _chosen(table, selectors)
+    names = chosen(table.selector, selectors)
     bands = [band for band in dict.fromkeys(table.band) if band != "all"] or ["all"]
     table = table[table.selector.isin(names) & table.band.isin(bands)].sort_values("x", kind="stable")
     panels = {band: {name: table[(table.selector == name) & (table.band == band)] for name in names} for band in bands}
@@ -97,10 +93,10 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
         FigureCanvasAgg(figure)
         row = figure.subplots(1, len(bands), sharey=True, squeeze=False)[0]
         row[0].set_yscale("log")
-        row[0].set_ylim(*_limits({(band, name): panels[band][name] for band in bands for name in names}, None))
+        row[0].set_ylim(*limits({(band, name): panels[band][name] for band in bands for name in names}))
         row[0].set_ylabel("mean KL divergence (nats)")
         for axes, (band, curves) in zip(row, panels.items()):
-            handles = _draw_curves(axes, curves)
+            handles = draw_curves(axes, curves)
             _draw_bars(axes, curves, handles)
             first = table[table.band == band].iloc[0]
             axes.set_title(f"{band}: offsets {first.band_start:,} to {first.band_stop - 1:,}", loc="left")
@@ -108,7 +104,7 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
         for handle, name in zip(handles, names):
             nothing = (table[table.selector == name]["mean"] == 0).all()  # a logarithmic axis has no 0
             handle.set_label(textwrap.fill(f"{name}: 0" if nothing else name, 26))
-        figure.suptitle(_title(runs), x=0.01, ha="left")
+        figure.suptitle(title(runs), x=0.01, ha="left")
         figure.supxlabel(_caption(table, runs), x=0.01, ha="left", fontsize="small", color="0.25")
         figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=4)
         seaborn.despine(figure)
@@ -138,16 +134,11 @@ def _scale(axes, budgets: pandas.Series) -> None:
 
 
 def _caption(table: pandas.DataFrame, runs: Runs) -> str:
-    spec = runs.spec
     fewest, most = int(table.n_documents.min()), int(table.n_documents.max())
-    number = f"{fewest} to {most}" if fewest < most else f"{most}"
     infinite = list(dict.fromkeys(table[np.isinf(table["mean"])].selector))
-    parts = (
-        f"{textwrap.shorten(_model_name(runs), 60)}, {spec.dtype}",
-        f", context extended by {spec.extend_context}" if spec.extend_context else "",
-        f"; n = {number} document{'' if number == '1' else 's'}",
+    sentences = (
         ". Point: mean over documents" if most > 1 else "",
-        _band(most, fewest),
+        interval_note(most, fewest),
         f" Gaps: infinite mean ({', '.join(infinite)})." if infinite else "",
     )
-    return textwrap.fill("".join(parts), 110)
+    return caption(runs, f"{fewest} to {most}" if fewest < most else f"{most}", sentences)

@@ -66,8 +66,8 @@ def rate_table(runs: Runs, *, level: float = LEVEL, resamples: int = RESAMPLES, 
         If the run removes tokens, or has no measured row.
     """
     panel = _panel(runs)
-    bands = _bands(panel)
-    values = {name: _by_document(panel, name, *band) for name, band in bands.items()}
+    bands = offset_bands(panel)
+    values = {name: by_document(panel, name, *band) for name, band in bands.items()}
     lines = []
     for index, selector in enumerate(panel.selectors):
         method, asked = split_selector(selector)
@@ -98,8 +98,8 @@ def rate_differences(
         is NaN.
     """
     panel = _panel(runs)
-    bands = _bands(panel)
-    values = {name: _by_document(panel, name, *band) for name, band in bands.items()}
+    bands = offset_bands(panel)
+    values = {name: by_document(panel, name, *band) for name, band in bands.items()}
     budgets: dict[str, list[int]] = {}
     for index, selector in enumerate(panel.selectors):
         budgets.setdefault(split_selector(selector)[1], []).append(index)
@@ -137,12 +137,16 @@ def _panel(runs: Runs) -> Panel:
     return build_panel(runs)
 
 
-def _bands(panel: Panel) -> dict[str, tuple[int, int]]:
+def offset_bands(panel: Panel) -> dict[str, tuple[int, int]]:
+    """``all`` offsets, ``near`` and ``far`` of a panel: the first up to but without the second number."""
     return named_bands(panel.horizon) | {"all": (0, int(panel.reach.max()))}
 
 
-def _by_document(panel: Panel, band: str, start: int, stop: int) -> dict[str, np.ndarray]:
-    """Each document's mean of each metric in a band, `[selectors, documents]`; NaN where there is none."""
+def by_document(panel: Panel, band: str, start: int, stop: int) -> dict[str, np.ndarray]:
+    """Each document's mean of each metric in a band, `[selectors, documents]`; NaN where there is none.
+
+    Those of delta NLL and top-1 changes are over the whole chunks that begin in the band.
+    """
     # "all" goes as far as each document does; one that does not reach another band's end has NaN there.
     whole = band == "all"
     kl = _mean(panel.kl_mean, panel.chunk_count) if whole else panel.kl[:, :, start:stop].mean(axis=-1)

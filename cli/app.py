@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from forward_influence.cli import doctor, fidelity, generate, influence, measure, methods, plot, selectors, show
+from forward_influence.cli import doctor, fidelity, generate, influence, measure, methods, plot, selectors, show, tune
 
 app = typer.Typer(
     name="forward-influence",
@@ -16,6 +16,7 @@ app = typer.Typer(
 app.command("measure")(measure.command)
 app.command("fidelity")(fidelity.command)
 app.command("influence")(influence.command)
+app.command("tune")(tune.command)
 app.command("plot")(plot.command)
 app.command("show")(show.command)
 app.command("selectors")(selectors.command)

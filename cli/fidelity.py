@@ -44,6 +44,7 @@ def command(
     offline: options.Offline = False,
     extend_context: options.ExtendContext = None,
     shard: options.Shard = None,
+    accept_model: options.AcceptModel = False,
     out: options.Out = None,
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
@@ -61,7 +62,8 @@ def command(
             method=method or DEFAULT_METHODS, keep=keep or (), tokens=tokens or (), layers=layers, model=model,
             tokenizer=tokenizer, data=data or None, prefix=prefix, horizon=horizon, full_horizon=full_horizon,
             chunk=chunk, limit=limit, skip=skip, seed=seed, batch=batch, dtype=dtype, device=device, offline=offline,
-            extend_context=extend_context, shard=shard, out=out, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug,
+            extend_context=extend_context, shard=shard, accept_model=accept_model, out=out, fresh=fresh,
+            dry_run=dry_run, quiet=quiet, debug=debug,
         ),
         dry_run=dry_run,
     )  # fmt: skip

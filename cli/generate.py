@@ -8,6 +8,8 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
+from forward_influence.cli import study_options as options
+
 #: What a method declares beside ``score``; a class that derives from ``infokv.Scorer`` has them all.
 _FACTS = ("needs", "sinks", "recent", "allocation", "schedule", "for_decoding")
 
@@ -44,6 +46,7 @@ def command(
     dtype: Annotated[str, Option(help="auto, float32, bfloat16, float16 or float64.")] = "auto",
     device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     offline: Annotated[bool, Option("--offline", help="No network attempt at all.")] = False,
+    accept_model: options.AcceptModel = False,
     quiet: Annotated[bool, Option("--quiet", help="The text only: neither notices nor numbers.")] = False,
     debug: Annotated[bool, Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
@@ -74,15 +77,20 @@ def command(
             "nothing would be cut; add one, such as --every 1024."
         )
 
+    from dataclasses import replace
+
+    from forward_influence.accepting import check_tuned_for
     from forward_influence.models import load_model, load_tokenizer, resolve_model
     from forward_influence.placement import resolve_device, resolve_dtype
     from forward_influence.quiet import print_notice, quiet_libraries
+    from infokv.identity import identity_of, sizes_of
 
     tell = (lambda sentence: None) if quiet else print_notice
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
     source = resolve_model(model, tokenizer=tokenizer, offline=offline, notify=tell)
     _check_layers(scorer, source)
+    told = check_tuned_for([scorer], sizes_of(source.config), accept_model)
     words = load_tokenizer(source, tell)
     ids = _ids(words, text, raw)
     new = _room(len(ids), max_new_tokens, source, tell)
@@ -93,6 +101,9 @@ def command(
             "score counts; give a larger budget, or a smaller window."
         )
     loaded = load_model(source, tokenizer=words, dtype=dtype, device=device, notify=tell)
+    if told := [*told, *check_tuned_for([scorer], identity_of(loaded.model), accept_model)]:
+        tell(told[0])
+        scorer = replace(scorer)  # the same parameters, for any model
 
     import torch
     from transformers import TextStreamer

@@ -36,6 +36,7 @@ def command(
     offline: options.Offline = False,
     extend_context: options.ExtendContext = None,
     shard: options.Shard = None,
+    accept_model: options.AcceptModel = False,
     out: options.Out = None,
     fresh: options.Fresh = False,
     dry_run: options.DryRun = False,
@@ -54,7 +55,8 @@ def command(
             model=model, tokenizer=tokenizer, data=data or None, selector=selector or DEFAULT_SELECTORS,
             fraction=fraction, prefix=prefix, horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks,
             recent=recent, limit=limit, skip=skip, seed=seed, batch=batch, dtype=dtype, device=device, offline=offline,
-            extend_context=extend_context, shard=shard, out=out, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug,
+            extend_context=extend_context, shard=shard, accept_model=accept_model, out=out, fresh=fresh,
+            dry_run=dry_run, quiet=quiet, debug=debug,
         ),
         dry_run=dry_run,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from forward_influence.cli.rates import rates
+from forward_influence.cli.tokens import tokens
 
 #: Seconds between looks at a growing run.
 _PAUSE = 5.0
@@ -34,10 +35,19 @@ def command(
     runs = open_runs(*paths)
     print(describe(runs))
     if any(row["status"] == "ok" for row in runs.rows):
-        print(rates(runs) if runs.spec.mode == "keep" else numbers(runs))
+        print(key_numbers(runs))
     if export is not None:
         for path in runs.export(export):
             print(path)
+
+
+def key_numbers(runs) -> str:
+    """The tables of what a run is about."""
+    from forward_influence.analysis.correlations import is_token_run
+
+    if runs.spec.mode == "keep":
+        return rates(runs)
+    return tokens(runs) if is_token_run(runs) else numbers(runs)
 
 
 def different_runs(path: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from forward_influence.accepting import check_tuned_for
 from forward_influence.document import blank_row, let_through, measure_document
 from forward_influence.engine import CHUNK_SIZE
 from forward_influence.estimate import estimate
@@ -14,6 +15,7 @@ from forward_influence.provenance import provenance
 from forward_influence.rows import row_key
 from forward_influence.runs import RunFolder
 from forward_influence.selectors import describe_error
+from infokv.identity import identity_of
 
 
 class Filling:
@@ -43,9 +45,15 @@ class Filling:
         if self._loaded is None:
             say = Progress(quiet=self._quiet).say
             self._loaded = loaded_model(self._plan, self._model, say)
+            told = check_tuned_for(
+                self._plan.selectors.values(), identity_of(self._loaded.model), self._plan.accept_model
+            )  # fmt: skip
+            for sentence in told:
+                if sentence not in self._plan.notices:
+                    say(sentence)
             self.folder.note({
                 "attention": self._loaded.attention, "reference_check": self._loaded.check,
-                "notices": list(dict.fromkeys([*self._plan.notices, *self._loaded.notices])),
+                "notices": list(dict.fromkeys([*self._plan.notices, *told, *self._loaded.notices])),
             })  # fmt: skip
         return self._loaded
 

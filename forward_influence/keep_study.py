@@ -32,7 +32,8 @@ def fidelity(*, method: Iterable = DEFAULT_METHODS, keep: Iterable = (), tokens:
         Tokens that follow the prefix.
     **options
         As in :func:`forward_influence.measure`: model, tokenizer, data, prefix, full_horizon, chunk, limit,
-        skip, seed, batch, dtype, device, offline, extend_context, shard, out, fresh, dry_run, quiet, debug.
+        skip, seed, batch, dtype, device, offline, extend_context, shard, accept_model, out, fresh, dry_run,
+        quiet, debug.
 
     Returns
     -------

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forward_influence.accepting import check_tuned_for
 from forward_influence.code_hash import code_hashes
 from forward_influence.contents import Inputs
 from forward_influence.data import load_documents
@@ -25,6 +26,7 @@ from forward_influence.request import (
 )
 from forward_influence.rows import RunSpec, parse_fraction, removal_count
 from forward_influence.selectors import DEFAULT_SELECTORS, Selector, make_selectors
+from infokv.identity import sizes_of
 
 #: Documents of a study unless said otherwise (arXiv 2606.26875, section on Forward Influence).
 DOCUMENTS = 100
@@ -60,6 +62,8 @@ class Plan:
         Name, identity and size of the corpus.
     notices : list of str
         What the user was told.
+    accept_model : bool
+        Whether scorers that were tuned for another model may be used.
     """
 
     source: object
@@ -74,6 +78,7 @@ class Plan:
     requested: dict
     corpus: dict
     notices: list[str] = field(default_factory=list)
+    accept_model: bool = False
 
     @property
     def inputs(self) -> Inputs:
@@ -104,6 +109,7 @@ def make_plan(
     extend_context: str | None = None,
     shard: str | None = None,
     out: str | Path | None = None,
+    accept_model: bool = False,
     notify: Callable[[str], None] = lambda sentence: None,
 ) -> Plan:
     """Check a request and choose its documents; the parameters are those of :func:`measure`.
@@ -136,6 +142,8 @@ def make_plan(
     source, device, dtype, context = _resolve(
         model, tokenizer, device, dtype, offline, extend_context, prefix + horizon, tell
     )
+    for sentence in check_tuned_for(selectors.values(), sizes_of(source.config), accept_model):
+        tell(sentence)
     effective = effective_horizon(source.name, context.limit, prefix, horizon, tell)
     corpus = load_documents(data, seed=seed, offline=offline)
     for sentence in (*corpus.notices, *corpus.problems):
@@ -173,7 +181,7 @@ def make_plan(
     return Plan(
         source=source, tokenizer=words, spec=spec, selectors=selectors, documents=documents, short=short,
         out=out if out is not None else default_out(source.name, spec, place),
-        device=device, dtype=dtype, notices=notices,
+        device=device, dtype=dtype, notices=notices, accept_model=accept_model,
         requested={"horizon": horizon, "limit": limit, "skip": skip, "fraction": str(fraction), "shard": shard},
         corpus={"name": corpus.name, "identity": corpus.identity, "size": corpus.size},
     )  # fmt: skip

@@ -21,6 +21,9 @@ _NUMBERS = {
     "limit": (1, "documents"),
     "skip": (0, "documents that are left out at the start of the order"),
     "seed": (0, "it fixes the order of documents and random selections"),
+    "trials": (2, "settings to try, the default included"),
+    "train": (1, "documents for the search"),
+    "held_out": (1, "documents for the judgement"),
     "batch": (1, "ablated rows at once"),
 }
 

@@ -85,6 +85,7 @@ def measure(
     offline: bool = False,
     extend_context: str | None = None,
     shard: str | None = None,
+    accept_model: bool = False,
     out: str | Path | None = None,
     fresh: bool = False,
     dry_run: bool = False,
@@ -131,6 +132,8 @@ def measure(
         Lets a RoPE model go past its limit.
     shard : str, optional
         ``"3/16"``: the third of sixteen parts of the documents.
+    accept_model : bool
+        Use parameters that were tuned for another model; the run says so.
     out : path, optional
         The run folder; by default ``runs/<model>-<first 8 of the hash>``.
     fresh : bool
@@ -162,9 +165,8 @@ def measure(
     plan = make_plan(
         model=model, tokenizer=tokenizer, data=data, selector=selector, fraction=fraction, prefix=prefix,
         horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks, recent=recent, limit=limit, skip=skip,
-        seed=seed,
-        dtype=dtype, device=device, offline=offline, extend_context=extend_context, shard=shard, out=out,
-        notify=progress.say,
+        seed=seed, dtype=dtype, device=device, offline=offline, extend_context=extend_context,
+        shard=shard, accept_model=accept_model, out=out, notify=progress.say,
     )  # fmt: skip
     if dry_run:
         from forward_influence.dry_run import describe_plan, rows_there

@@ -50,7 +50,7 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
         As in :func:`forward_influence.measure`.
     **options
         As in :func:`forward_influence.measure`: model, tokenizer, data, full_horizon, chunk, dtype, device, offline,
-        extend_context, shard.
+        extend_context, shard, accept_model.
 
     Returns
     -------

@@ -25,6 +25,7 @@ from infokv.calls import StoreCalls
 from infokv.compressed import CompressedStore, Plan
 from infokv.errors import Refused
 from infokv.generating import OfThread, asked_for
+from infokv.identity import identity_of, refuse_foreign
 from infokv.modelcheck import ensure_checked
 from infokv.pieces import run_in_pieces, run_propagated
 from infokv.report import Report
@@ -109,6 +110,8 @@ class Compression(Report):
         self.plan = Plan(scorer, budget, prefill, None if full else schedule)
         self._calls = StoreCalls(model)
         self._chunk = chunk
+        if getattr(scorer, "tuned_for", None) is not None:
+            refuse_foreign(scorer, identity_of(model))
         ensure_checked(model)
         self._arguments = list(inspect.signature(type(self._calls.base).forward).parameters)[1:]
         self._stores: WeakKeyDictionary = WeakKeyDictionary()  # a caller's cache, empty when it came -> our store

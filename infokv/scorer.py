@@ -10,6 +10,9 @@ from infokv.errors import Refused
 from infokv.registry import Registry, construct, read_json
 from infokv.signals import TokenSignals
 
+#: What a tuned file holds.
+TUNED_KEYS = ("method", "parameters", "model", "provenance")
+
 
 class Scorer:
     """How much each cached token matters. The contract; subclassing it only brings the defaults.
@@ -31,6 +34,8 @@ class Scorer:
         Any other value: per KV head or shared.
     schedule : Schedule or None
         When generated tokens are cut; None: never.
+    tuned_for : ModelIdentity or None
+        The model for which its parameters were tuned, where they come from a tuned file; it is refused with others.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -39,6 +44,7 @@ class Scorer:
     allocation: ClassVar[str] = "uniform"
     heads: ClassVar[str] = "kv"
     schedule: ClassVar[Any] = None
+    tuned_for: ClassVar[Any] = None
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
         """Importance of each token, float32 ``[layers or 1, kv_heads or 1, tokens]``; higher = more important.
@@ -50,24 +56,39 @@ class Scorer:
         raise TypeError(f"{type(self).__name__} does not say how it scores; give it a method score(signals).")
 
     @classmethod
-    def load(cls, path: str) -> Scorer:
-        """From a JSON file: an object of parameters, or one with ``method`` and ``parameters``, as tuning writes.
+    def load(cls, path: str, *, accept_model: bool = False) -> Scorer:
+        """From a JSON file: an object of parameters, or a tuned file, as ``forward-influence tune`` writes it.
+
+        Parameters
+        ----------
+        path : str
+        accept_model : bool
+            Forget for which model the parameters were tuned.
 
         Raises
         ------
         Refused
-            If the file is unreadable, about another method, or has an unknown or unfit parameter.
+            If the file is unreadable, about another method, or has an unknown or unfit key or parameter.
         """
+        from infokv.identity import ModelIdentity
+
         content = read_json(path)
         name = SCORERS.name_of(cls)
         if "parameters" not in content:
             return construct(cls, name, content)
+        if unknown := sorted(set(content) - set(TUNED_KEYS)):
+            raise Refused(f"{path!r} has an unknown key {unknown[0]!r}; a tuned file has {', '.join(TUNED_KEYS)}.")
         if content.get("method") != name:
             other = content.get("method")
             raise Refused(f"{path!r} is about the method {other!r}, not {name!r}; write {other}:{path}.")
         if not isinstance(content["parameters"], dict):
             raise Refused(f"{path!r} has parameters that are no object; write them like {{'alpha': 0.8}}.")
-        return construct(cls, name, content["parameters"])
+        made = construct(cls, name, content["parameters"])
+        model = None if content.get("model") is None else ModelIdentity.from_dict(content["model"])
+        if model is not None and not accept_model:
+            # No field: equal parameters are equal scorers, whoever chose them.
+            object.__setattr__(made, "tuned_for", model)
+        return made
 
     def for_decoding(self) -> Scorer:
         """The scorer that is asked at cuts of generated tokens; by default the same one."""
@@ -124,7 +145,8 @@ def check_facts(scorer) -> None:
     from infokv.budget import Schedule
 
     name = type(scorer).__name__
-    missing = [fact for fact in vars(Scorer) if not fact.startswith("_") and not hasattr(scorer, fact)]
+    facts = [fact for fact in vars(Scorer) if not fact.startswith("_") and fact != "tuned_for"]
+    missing = [fact for fact in facts if not hasattr(scorer, fact)]
     if missing:
         raise Refused(f"{name} has no {missing[0]}; derive it from infokv.Scorer, which has defaults.")
     for fact in ("sinks", "recent"):

@@ -58,6 +58,8 @@ class InfoKV(Scorer):
         Generated tokens between two cuts.
     decode_window, decode_kernel : int
         Observation window and average pool at cuts of generated tokens; its tokens stay beside the budget.
+    sinks : int
+        First tokens that are kept by rule; the paper keeps none.
 
     Notes
     -----
@@ -85,6 +87,7 @@ class InfoKV(Scorer):
     every: int = 1024
     decode_window: int = 32
     decode_kernel: int = 7
+    sinks: int = 0
 
     def __post_init__(self):
         if not 0 <= self.alpha <= 1:
@@ -110,6 +113,8 @@ class InfoKV(Scorer):
         for name in ("kernel", "decode_kernel"):
             if getattr(self, name) < 1 or getattr(self, name) % 2 == 0:
                 raise Refused(f"{name} is {getattr(self, name)}; it must be odd and at least 1.")
+        if self.sinks < 0:
+            raise Refused(f"sinks is {self.sinks}; it must be 0 or more.")
         Schedule(every=self.every)  # refuses what is unfit
 
     @property

@@ -48,6 +48,8 @@ class Mixture(Scorer):
         Of every softmax, above 0.
     window, kernel : int
         Observation window and average pool of attention, as in SnapKV.
+    sinks : int
+        First tokens that are kept by rule.
 
     Notes
     -----
@@ -60,6 +62,7 @@ class Mixture(Scorer):
     temperature: float = 1.0
     window: int = 64
     kernel: int = 9
+    sinks: int = 0
 
     def __post_init__(self):
         if not 0 <= self.tau < float("inf"):
@@ -68,6 +71,8 @@ class Mixture(Scorer):
             raise Refused(f"temperature is {self.temperature}; it must be above 0.")
         if self.window < 1:
             raise Refused(f"window is {self.window}; it must be at least 1 query.")
+        if self.sinks < 0:
+            raise Refused(f"sinks is {self.sinks}; it must be 0 or more.")
         WindowOptions(kernel=self.kernel)  # refuses what is unfit
         if not any(weight for _, _, weight in self._parsed):
             raise Refused(f"terms are {self.terms!r}, whose weights are all 0; give one some weight.")

@@ -183,7 +183,7 @@ def test_plot_draws_rates_or_the_horizon(tiny, measured, cli, tmp_path):
     assert (code, out.splitlines()) == (0, ["y.svg", "y.csv", "y-chunks.csv"])
     code, out, err = cli("plot", measured, "--figure", "pie")
     assert (code, out) == (2, "")
-    assert err == "error: Figure 'pie' is unknown; choose one of figure2, fidelity.\n"
+    assert err == "error: Figure 'pie' is unknown; choose one of figure2, fidelity, correlations.\n"
     spec = json.loads((measured / "run.json").read_text())["spec"]
     assert spec["mode"] == "keep"
 

@@ -1,0 +1,184 @@
+"""Per-token figure: how well each signal ranks single tokens, and whether their influence adds up over sets."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas
+import seaborn
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from forward_influence.analysis.correlations import additivity_table, correlation_table, set_table
+from forward_influence.analysis.drawing import (
+    FORMATS,
+    MARKERS,
+    caption,
+    chosen,
+    interval_note,
+    palette,
+    save_figure,
+    save_tables,
+    stem_of,
+)
+from forward_influence.analysis.frames import Runs
+from forward_influence.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Letters of a line of a signal's name, and inches that a line and the space between names take.
+_LETTERS, _LINE, _SPACE = 30, 0.14, 0.13
+
+#: How far bands lie from each other in a signal's row, as a share of it.
+_DODGE = 0.26
+
+#: Letters in a line of the caption of a figure with two panels.
+_WIDTH = 130
+
+_GREY = "0.45"
+
+
+def correlation_figure(runs: Runs, selectors: Sequence[str] | None = None) -> Figure:
+    """Rank correlation of each signal with single tokens' influence, and sets against the sum of their members.
+
+    Parameters
+    ----------
+    selectors : sequence of str, optional
+        Signals to draw, in this order; default all, the best in the far band first.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The second panel is left out where no set was measured. Made without pyplot.
+
+    Raises
+    ------
+    UserError
+        If the run has no scores, or not that signal.
+    """
+    return _draw(correlation_table(runs), set_table(runs), runs, selectors)
+
+
+def plot_correlations(
+    runs: Runs,
+    target: str | Path | None = None,
+    *,
+    selectors: Sequence[str] | None = None,
+    formats: Iterable[str] = FORMATS,
+) -> list[Path]:
+    """Write the figure and, beside it, the correlations and the additivity as CSV.
+
+    Parameters
+    ----------
+    target : path, optional
+        A folder, in which the files are called ``correlations``, or the files' common path with or without a
+        suffix. Default: the (first) run folder.
+
+    Returns
+    -------
+    list of Path
+        The figures in the order of `formats`, then ``<stem>.csv`` and ``<stem>-additivity.csv``.
+    """
+    stem = stem_of(runs, target, "correlations")
+    table = correlation_table(runs)
+    paths = save_figure(_draw(table, set_table(runs), runs, selectors), stem, formats)
+    drawn = table[table.signal.isin(chosen(table.signal, selectors))]
+    return paths + save_tables({"": drawn, "-additivity": additivity_table(runs)}, stem)
+
+
+def _draw(table: pandas.DataFrame, sets: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) -> Figure:
+    if not len(table):
+        raise UserError(
+            f"The run in {str(runs.runs[0].path)!r} has no scores of signals; "
+            "measure single tokens with forward-influence influence."
+        )
+    names = chosen(table.signal, selectors)
+    bands = [band for band in dict.fromkeys(table.band) if band != "all"] or ["all"]
+    table = table[table.signal.isin(names) & table.band.isin(bands)]
+    sets = sets[sets.band == "all"]
+    shown = sets[np.isfinite(sets[["set_kl", "sum_kl"]]).all(axis=1) & (sets[["set_kl", "sum_kl"]] > 0).all(axis=1)]
+    labels = [textwrap.fill(name, _LETTERS) for name in names]
+    row = _SPACE + _LINE * max(label.count("\n") + 1 for label in labels)
+    with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
+        figure = Figure(figsize=(8.6 if len(shown) else 7.2, max(3.6, 1.7 + row * len(names))), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(1, 2 if len(shown) else 1, squeeze=False, width_ratios=(4, 3) if len(shown) else None)
+        _draw_signals(panels[0, 0], {band: table[table.band == band].set_index("signal").loc[names] for band in bands})
+        panels[0, 0].set_yticks(range(len(names)), labels)
+        if len(shown):
+            _draw_sets(panels[0, 1], shown)
+        figure.suptitle(f"Forward Influence of single tokens in a prefix of {runs.spec.prefix:,}", x=0.01, ha="left")
+        words = _caption(table, shown, len(sets) - len(shown), runs)
+        figure.supxlabel(words, x=0.01, ha="left", fontsize="small", color="0.25")
+        seaborn.despine(figure)
+    return figure
+
+
+def _draw_signals(axes: Axes, bands: dict[str, pandas.DataFrame]) -> None:
+    """A row per signal with a point and an interval for each band."""
+    axes.axvline(0, color=_GREY, linewidth=0.8, zorder=0)
+    for index, ((band, table), colour, marker) in enumerate(zip(bands.items(), palette(), MARKERS)):
+        start, stop = table[["band_start", "band_stop"]].iloc[0]
+        heights = np.arange(len(table)) + _DODGE * (index - (len(bands) - 1) / 2)
+        axes.hlines(heights, table.low, table.high, color=colour, linewidth=1.4)
+        label = f"{band}: offsets {start:,} to {stop - 1:,}"
+        axes.plot(table.spearman, heights, color=colour, marker=marker, markersize=4.5, linestyle="", label=label)
+    axes.set_ylim(len(table) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", color="0.92", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("rank correlation of score and KL")
+    _legend(axes)
+
+
+def _draw_sets(axes: Axes, sets: pandas.DataFrame) -> None:
+    """What each set costs against the sum of its members, one marker per size."""
+    ends = _ends(sets[["set_kl", "sum_kl"]].to_numpy())
+    axes.plot(ends, ends, color=_GREY, linestyle="--", linewidth=1, zorder=1, label="set = sum of its members")
+    styles = list(zip(palette(), MARKERS))[2:]  # the first two are those of the bands
+    for (size, part), (colour, marker) in zip(sets.groupby("size"), cycle(styles)):
+        style = {"color": colour, "marker": marker, "markersize": 4, "markeredgewidth": 0, "alpha": 0.7}
+        axes.plot(part.sum_kl, part.set_kl, linestyle="", label=f"sets of {size}", **style)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(numticks=6))
+        axis.set_minor_formatter(NullFormatter())
+    axes.set_box_aspect(1)
+    axes.set_anchor("N")
+    axes.set_xlabel("sum of the members' mean KL (nats)")
+    axes.set_ylabel("mean KL of the set (nats)")
+    _legend(axes)
+
+
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    """Limits around the values with two powers of ten between them at least, for only those have labels."""
+    low, high = np.log10(values.min() / 1.5), np.log10(values.max() * 1.5)
+    if np.floor(high) - np.ceil(low) < 1:
+        low, high = np.floor(low), np.ceil(high)
+    return 10**low, 10**high
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.3, handlelength=1.8)
+
+
+def _caption(table: pandas.DataFrame, sets: pandas.DataFrame, undrawn: int, runs: Runs) -> str:
+    known = table[table.n_documents > 0]
+    fewest, most = (int(known.n_documents.min()), int(known.n_documents.max())) if len(known) else (0, 0)
+    pointless = [name for name in dict.fromkeys(table.signal) if name not in set(known.signal)]
+    sentences = (
+        f", {known.n_tokens.median():,.0f} tokens removed one at a time in each" if len(known) else "",
+        f". {'Left: ' if len(sets) else ''}Spearman correlation{', mean over documents' if most > 1 else ''}",
+        interval_note(most, fewest, "bar") if most else ".",
+        f" No point: nothing to rank by ({', '.join(pointless)})." if pointless else "",
+        " Right: a point per set and document, over all offsets." if len(sets) else "",
+        f" Not drawn: {undrawn} set{'s' if undrawn > 1 else ''} of zero or infinite KL." if undrawn else "",
+    )
+    return caption(runs, f"{fewest} to {most}" if fewest < most else f"{most}", sentences, _WIDTH if len(sets) else 110)

@@ -1,0 +1,185 @@
+"""Per-token influence: rows are what removing single tokens costs, files lie beside them, and a selector reads them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny_runs import read_rows, save_model, token_ids, write_documents
+
+from forward_influence import fidelity, influence, measure
+from forward_influence.errors import UserError
+from forward_influence.influence_selector import Influence
+from forward_influence.models import load_model
+from forward_influence.selectors import make_selector
+from forward_influence.signals import token_signals
+from forward_influence.token_files import SCORES, read_scores
+from forward_influence.token_influence import random_sets, sample_positions, token_influence
+
+PREFIX, HORIZON = 60, 200  # near: 0 to 128, far: 128 to 200
+
+SIGNALS = ("attention:window=8", "knorm", "random", "self-information")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("tiny")
+    save_model(folder / "model")
+    write_documents(folder / "docs.jsonl", [256] * 4)
+    yield {
+        "model": load_model(folder / "model", device="cpu", offline=True, notify=lambda sentence: None),
+        "data": str(folder / "docs.jsonl"), "prefix": PREFIX, "horizon": HORIZON - 4, "sinks": 2, "recent": 8,
+        "offline": True, "quiet": True,
+    }  # fmt: skip
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def run(tiny, tmp_path_factory):
+    out = tmp_path_factory.mktemp("tokens")
+    token_influence(sample=None, group=(4,), signal=SIGNALS, limit=2, out=out, **tiny)
+    return out
+
+
+def text_of(tiny, document: str) -> list[int]:
+    with open(tiny["data"], encoding="utf-8") as file:
+        entry = next(one for one in map(json.loads, file) if one["id"] == document)
+    return token_ids(entry["text"])
+
+
+def test_rows_are_the_influence_of_single_tokens_and_of_sets(run, tiny):
+    rows = read_rows(run)
+    singles = [row for row in rows if row["n_removed"] == 1]
+    sets = [row for row in rows if row["n_removed"] > 1]
+    assert len(singles) == 2 * 50 and len(sets) == 2 * 12
+    assert {row["removed"][0] for row in singles} == set(range(2, 52))
+    assert all(row["n_removed"] == 4 for row in sets)
+    for document in {row["document"] for row in rows}:
+        ids = torch.tensor([text_of(tiny, document)])
+        own = [row for row in rows if row["document"] == document]
+        expected = influence(tiny["model"], ids, [row["removed"] for row in own], prefix_length=PREFIX)
+        for row, kl in zip(own, expected):
+            assert row["kl"] == pytest.approx(kl.tolist(), rel=1e-4, abs=1e-9)
+
+
+def test_scores_are_what_each_signal_says_of_every_position(run, tiny):
+    spec_hash = json.loads((run / "run.json").read_text())["hash"]
+    entries = read_scores(run, spec_hash)
+    assert len(entries) == 2 * len(SIGNALS)
+    for entry in entries:
+        if entry["signal"] == "random":
+            continue  # draws by the document's seed
+        selector = make_selector(entry["signal"])
+        ids = torch.tensor([text_of(tiny, entry["document"])[:PREFIX]])
+        facts = token_signals(tiny["model"].model, ids, selector.needs, sinks=2, recent=8)
+        scores = selector.scorer.score(facts).double().mean(dim=(0, 1))
+        assert entry["scores"][2:52] == pytest.approx(scores[2:52].tolist(), rel=1e-5, abs=1e-7)
+
+
+def test_rankings_hold_the_mean_influence_of_each_band(run):
+    rows = [row for row in read_rows(run) if row["n_removed"] == 1]
+    for band, (start, stop) in {"all": (0, 196), "near": (0, 128), "far": (128, 196)}.items():
+        content = json.loads((run / f"influence-{band}.json").read_text())
+        assert content["band"] == [start, stop] and len(content["documents"]) == 2
+        for entry in content["documents"]:
+            own = {row["removed"][0]: row for row in rows if row["document"] == entry["document"]}
+            assert entry["positions"] == sorted(own)
+            for place, kl in zip(entry["positions"], entry["kl"]):
+                assert kl == pytest.approx(sum(own[place]["kl"][start:stop]) / (stop - start), rel=1e-9)
+
+
+def test_the_selector_takes_the_tokens_that_cost_most(run, tiny, tmp_path):
+    measure(selector=[f"influence:{run / 'influence-far.json'}"], fraction="0.1", limit=3, out=tmp_path, **tiny)
+    rows = {row["document"]: row for row in read_rows(tmp_path)}
+    content = json.loads((run / "influence-far.json").read_text())
+    for entry in content["documents"]:
+        row = rows.pop(entry["document"])
+        best = sorted(entry["positions"], key=lambda place: -entry["kl"][entry["positions"].index(place)])[:6]
+        assert row["removed"] == sorted(best)
+    (left,) = rows.values()  # a text in which nothing was measured
+    assert left["status"] == "skipped" and "no influences of its text" in left["reason"]
+
+
+def test_as_a_method_it_keeps_them_and_what_was_no_candidate(run, tiny, tmp_path):
+    study = {name: value for name, value in tiny.items() if name not in ("sinks", "recent")}
+    path = run / "influence-all.json"
+    fidelity(method=[f"influence:{path}", "random", "entropy"], keep=["0.3"], limit=2, out=tmp_path, **study)
+    rows = {(row["document"], row["selector"].partition(":")[0]): row for row in read_rows(tmp_path)}
+    assert len(rows) == 6
+    for entry in json.loads(path.read_text())["documents"]:
+        row = rows[entry["document"], "influence"]
+        assert row["status"] == "ok" and set(row["kept_counts"]) == {18}
+        best = sorted(entry["positions"], key=lambda place: -entry["kl"][entry["positions"].index(place)])[:8]
+        stay = {*range(2), *range(52, 60), *best}
+        ids = torch.tensor([text_of(tiny, entry["document"])[: PREFIX + HORIZON - 4]])
+        (kl,) = influence(tiny["model"], ids, [sorted(set(range(PREFIX)) - stay)], prefix_length=PREFIX)
+        assert row["kl"] == pytest.approx(kl.tolist(), rel=1e-3, abs=1e-8)
+
+
+def test_the_same_after_an_interruption(run, tiny, tmp_path, monkeypatch):
+    from forward_influence import token_influence as module
+
+    plain, calls = module.shared_scores, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return plain(*args)
+
+    monkeypatch.setattr(module, "shared_scores", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        token_influence(sample=None, group=(4,), signal=SIGNALS, limit=2, out=tmp_path, **tiny)
+    monkeypatch.undo()
+    with open(tmp_path / SCORES, "a", encoding="utf-8") as file:
+        file.write('{"hash": "torn')  # as a kill in the middle of a line leaves it
+    token_influence(sample=None, group=(4,), signal=SIGNALS, limit=2, out=tmp_path, **tiny)
+    assert (tmp_path / SCORES).read_text() == (run / SCORES).read_text()
+    for name in ("influence-all.json", "influence-near.json"):
+        mine, other = (json.loads((folder / name).read_text()) for folder in (tmp_path, run))
+        for one, two in zip(mine["documents"], other["documents"], strict=True):
+            assert one["positions"] == two["positions"]
+            assert one["kl"] == pytest.approx(two["kl"], rel=1e-4, abs=1e-9)
+
+
+def test_a_sample_has_one_position_in_each_part_of_the_prefix():
+    for seed in range(5):
+        places = sample_positions(range(4, 1984), 128, seed)
+        assert len(set(places)) == 128 and places == sorted(places)
+        assert all(4 + 1980 * part // 128 <= place < 4 + 1980 * (part + 1) // 128 for part, place in enumerate(places))
+        sets = random_sets(places, 8, seed)
+        assert sorted(place for one in sets for place in one) == places
+        assert [len(one) for one in random_sets(places, 50, seed)] == [50, 50]
+    assert sample_positions(range(4, 9), None, 0) == [4, 5, 6, 7, 8]
+    assert sample_positions(range(4, 1984), 128, 0) != sample_positions(range(4, 1984), 128, 1)
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    (dict(sample=51), "sample is 51; it must be from 1 to the 50 candidates"),
+    (dict(sample=0), "sample is 0"),
+    (dict(group=(1,)), "group is 1"),
+    (dict(group=(13,)), "group is 13; it must be from 2 to the 12 positions"),
+    (dict(signal=("none",)), "none chooses positions and has no scores"),
+    (dict(signal=("nothing",)), "nothing"),
+    (dict(skip=4), "skip is 4, and 4 documents"),
+])  # fmt: skip
+def test_bad_requests_end_in_a_sentence(tiny, tmp_path, change, sentence):
+    given = {"sample": 12, "group": (4,), "signal": ("knorm",), "limit": 1} | tiny | change
+    with pytest.raises(ValueError, match=sentence) as caught:
+        token_influence(out=tmp_path / "out", **given)
+    assert not (tmp_path / "out" / "rows.jsonl").exists() and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no", '{"documents": [{"tokens": [1], "positions": [4], "kl": [1]}]}'])
+def test_a_file_that_holds_no_influences_is_refused(tmp_path, content):
+    path = tmp_path / "influence-all.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"influence-all\.json' is no file of influences"):
+        Influence.load(str(path))
+    with pytest.raises(UserError, match="cannot be read"):
+        Influence.load(str(tmp_path / "absent.json"))
+    with pytest.raises(UserError, match="needs a file"):
+        Influence()
