@@ -33,11 +33,11 @@ from forward_influence.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Letters of a line of a signal's name, and inches that a line and the space between names take.
-_LETTERS, _LINE, _SPACE = 30, 0.14, 0.13
+#: Letters of a line of a signal's name, and inches that a line, the space between names and that between bands take.
+_LETTERS, _LINE, _SPACE, _DODGE = 30, 0.14, 0.13, 0.07
 
-#: How far bands lie from each other in a signal's row, as a share of it.
-_DODGE = 0.26
+#: Inches that all but the rows of signals take, and the least that a figure has.
+_FRAME, _HEIGHT = 1.7, 3.6
 
 #: Letters in a line of the caption of a figure with two panels.
 _WIDTH = 130
@@ -104,14 +104,14 @@ def _draw(table: pandas.DataFrame, sets: pandas.DataFrame, runs: Runs, selectors
     table = table[table.signal.isin(names) & table.band.isin(bands)]
     sets = sets[sets.band == "all"]
     shown = sets[np.isfinite(sets[["set_kl", "sum_kl"]]).all(axis=1) & (sets[["set_kl", "sum_kl"]] > 0).all(axis=1)]
-    labels = [textwrap.fill(name, _LETTERS) for name in names]
-    row = _SPACE + _LINE * max(label.count("\n") + 1 for label in labels)
+    labels = [_broken(name) for name in names]
+    rows = np.array([_SPACE + _LINE * (label.count("\n") + 1) for label in labels])
     with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
-        figure = Figure(figsize=(8.6 if len(shown) else 7.2, max(3.6, 1.7 + row * len(names))), layout="constrained")
+        figure = Figure(figsize=(8.6 if len(shown) else 7.2, max(_HEIGHT, _FRAME + rows.sum())), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, 2 if len(shown) else 1, squeeze=False, width_ratios=(4, 3) if len(shown) else None)
-        _draw_signals(panels[0, 0], {band: table[table.band == band].set_index("signal").loc[names] for band in bands})
-        panels[0, 0].set_yticks(range(len(names)), labels)
+        by_band = {band: table[table.band == band].set_index("signal").loc[names] for band in bands}
+        _draw_signals(panels[0, 0], by_band, rows, labels)
         if len(shown):
             _draw_sets(panels[0, 1], shown)
         figure.suptitle(f"Forward Influence of single tokens in a prefix of {runs.spec.prefix:,}", x=0.01, ha="left")
@@ -121,16 +121,25 @@ def _draw(table: pandas.DataFrame, sets: pandas.DataFrame, runs: Runs, selectors
     return figure
 
 
-def _draw_signals(axes: Axes, bands: dict[str, pandas.DataFrame]) -> None:
-    """A row per signal with a point and an interval for each band."""
+def _broken(name: str) -> str:
+    """A long name in lines that end where one of its parts does."""
+    parted = name.replace("+", "+ ").replace(",", ", ")
+    lines = textwrap.wrap(parted, _LETTERS, break_on_hyphens=False)
+    return "\n".join(lines).replace("+ ", "+").replace(", ", ",")
+
+
+def _draw_signals(axes: Axes, bands: dict[str, pandas.DataFrame], rows: np.ndarray, labels: list[str]) -> None:
+    """A row per signal, of these heights, with a point and an interval for each band."""
+    middles = rows.cumsum() - rows / 2
     axes.axvline(0, color=_GREY, linewidth=0.8, zorder=0)
     for index, ((band, table), colour, marker) in enumerate(zip(bands.items(), palette(), MARKERS)):
         start, stop = table[["band_start", "band_stop"]].iloc[0]
-        heights = np.arange(len(table)) + _DODGE * (index - (len(bands) - 1) / 2)
+        heights = middles + _DODGE * (index - (len(bands) - 1) / 2)
         axes.hlines(heights, table.low, table.high, color=colour, linewidth=1.4)
         label = f"{band}: offsets {start:,} to {stop - 1:,}"
         axes.plot(table.spearman, heights, color=colour, marker=marker, markersize=4.5, linestyle="", label=label)
-    axes.set_ylim(len(table) - 0.4, -0.6)
+    axes.set_yticks(middles, labels)
+    axes.set_ylim(rows.sum(), 0)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="y", color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)

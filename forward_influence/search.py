@@ -129,6 +129,9 @@ def make_space(method: str, vary: Mapping[str, Sequence] | None) -> Space:
 #: Shares of the training documents on which settings are compared before the worse half of them is dropped.
 RUNGS = (4, 2, 1)
 
+#: A guided search goes on from the best so far after this part of its settings.
+_ROUNDS = 6
+
 
 @dataclass(frozen=True)
 class Found:
@@ -149,7 +152,7 @@ class Found:
 
 
 def guided(space: Space, loss: Callable, trials: int, train: int, seed: int) -> Found:
-    """Half random settings, then such that differ from the best of them in one parameter.
+    """Half random settings, then, round by round, such that differ from the best so far in one parameter.
 
     Parameters
     ----------
@@ -160,12 +163,17 @@ def guided(space: Space, loss: Callable, trials: int, train: int, seed: int) -> 
     train : int
         Training documents.
     """
-    first = list(itertools.islice(space.random(seed), -(-trials // 2)))
-    losses = loss(first, _share(train, RUNGS[0]))
-    around = space.neighbours(min(first, key=losses.get), seed)
-    more = itertools.chain(around, itertools.islice(space.random(seed), len(first), None))
-    tried = list(itertools.islice(dict.fromkeys([*first, *itertools.islice(more, 2 * trials)]), trials))
-    return halved(tried, loss, train)
+    few = _share(train, RUNGS[0])
+    losses = dict(loss(list(itertools.islice(space.random(seed), -(-trials // 2))), few))
+    while len(losses) < trials:
+        around = space.neighbours(min(losses, key=losses.get), seed + len(losses))
+        others = itertools.chain(around, itertools.islice(space.random(seed), len(losses) + 1))  # all may be known
+        step = min(trials - len(losses), max(1, trials // _ROUNDS))
+        more = list(itertools.islice((one for one in dict.fromkeys(others) if one not in losses), step))
+        if not more:
+            break
+        losses |= loss(more, few)
+    return halved(list(losses), loss, train)
 
 
 def at_random(space: Space, loss: Callable, trials: int, train: int, seed: int) -> Found:

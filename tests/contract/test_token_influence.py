@@ -13,9 +13,9 @@ from forward_influence.errors import UserError
 from forward_influence.influence_selector import Influence
 from forward_influence.models import load_model
 from forward_influence.selectors import make_selector
-from forward_influence.signals import token_signals
 from forward_influence.token_files import SCORES, read_scores
 from forward_influence.token_influence import random_sets, sample_positions, token_influence
+from infokv.prefill import prefill
 
 PREFIX, HORIZON = 60, 200  # near: 0 to 128, far: 128 to 200
 
@@ -74,7 +74,7 @@ def test_scores_are_what_each_signal_says_of_every_position(run, tiny):
             continue  # draws by the document's seed
         selector = make_selector(entry["signal"])
         ids = torch.tensor([text_of(tiny, entry["document"])[:PREFIX]])
-        facts = token_signals(tiny["model"].model, ids, selector.needs, sinks=2, recent=8)
+        _, facts = prefill(tiny["model"].model, ids, selector.needs, candidates=range(2, PREFIX - 8))
         scores = selector.scorer.score(facts).double().mean(dim=(0, 1))
         assert entry["scores"][2:52] == pytest.approx(scores[2:52].tolist(), rel=1e-5, abs=1e-7)
 
