@@ -16,6 +16,9 @@ from forward_influence.token_files import SCORES, read_scores
 #: Two points always lie on a line, so a rank correlation takes one more.
 FEWEST = 3
 
+#: Mean KL below this is what the arithmetic leaves where nothing has changed (float32); its order says nothing.
+NOISE = 1e-12
+
 _BAND = ("band", "band_start", "band_stop")
 _CORRELATIONS = ["signal", *_BAND, "n_documents", "n_tokens", "spearman", "low", "high"]
 _SETS = ["document", "size", *_BAND, "set_kl", "sum_kl"]
@@ -53,7 +56,8 @@ def correlation_table(
         from ``band_start`` up to but without ``band_stop``, in documents that reach the end of the band.
 
         ``spearman`` is the mean over documents of each one's rank correlation between the signal's score and the
-        mean KL in the band, an infinite KL ranking highest; ``low`` and ``high`` are its percentile bootstrap
+        mean KL in the band, an infinite KL ranking highest and all below 1e-12
+        nats alike; ``low`` and ``high`` are its percentile bootstrap
         interval over documents, with resamples shared by signals that have the same documents. Positions without
         a score do not count, and neither do documents with fewer than 3 positions left, or in which the signal or
         the KL is constant. ``n_documents`` counts the others, and ``n_tokens`` is the median of their positions.
@@ -189,11 +193,11 @@ def _scores(runs: Runs) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _singles(costs: dict[tuple[int, ...], float], scores: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and costs of the positions that were removed alone and have a score."""
+    """Scores and costs of the positions that were removed alone and have a score; costs below noise are equal."""
     pairs = [] if scores is None else [(scores[places[0]], cost) for places, cost in costs.items() if len(places) == 1]
     values = np.array(pairs, dtype=float).reshape(-1, 2)
     one, two = values[~np.isnan(values[:, 0])].T
-    return one, two
+    return one, np.where(two < NOISE, 0.0, two)
 
 
 def _spearman(one: np.ndarray, two: np.ndarray) -> float:

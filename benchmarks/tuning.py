@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from types import SimpleNamespace
 
 SETTINGS, ALONE, PREFIX, HORIZON = 24, 3, 2048, 512
@@ -17,12 +18,14 @@ def measure_tuning(model, ids) -> dict:
         At least ``PREFIX + HORIZON`` tokens of real text.
     """
     from forward_influence.document import measure_document
+    from forward_influence.objectives import Objective
     from forward_influence.rows import RunSpec
-    from forward_influence.tuning import settings
+    from forward_influence.search import make_space
 
     document = SimpleNamespace(id="text", sha="0" * 16, ids=ids[0, : PREFIX + HORIZON].tolist())
     spec = RunSpec("model", "float32", "tokenizer", "data", prefix=PREFIX, horizon=HORIZON, mode="keep")
-    methods = {one.canonical(): one for one in settings("infokv", None, "0.4", SETTINGS, seed=0)}
+    settings = list(islice(make_space("infokv", None).random(0), SETTINGS))
+    methods = {one.canonical(): one for one in Objective("fidelity", "0.4").selectors(settings)}
 
     def timed(chosen: dict) -> tuple[float, list[dict]]:
         began = time.perf_counter()
