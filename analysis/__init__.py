@@ -22,6 +22,15 @@ _HOME = {
     "additivity_table": "correlations",
     "correlation_figure": "correlation_plot",
     "plot_correlations": "correlation_plot",
+    "parameter_table": "parameters",
+    "parameter_figure": "parameter_plot",
+    "plot_parameters": "parameter_plot",
+    "open_tuning": "tuning_report",
+    "tuning_table": "tuning_report",
+    "verdicts": "tuning_report",
+    "describe_tuning": "tuning_report",
+    "tuning_figure": "tuning_plot",
+    "plot_tuning": "tuning_plot",
 }
 
 __all__ = sorted(_HOME)

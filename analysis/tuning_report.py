@@ -30,11 +30,14 @@ class Tuning:
 
     Attributes
     ----------
+    path : Path
+        The file.
     content : dict
-        The file: method, parameters, model, provenance.
+        Method, parameters, model, provenance.
     runs : Runs
     """
 
+    path: Path
     content: dict
     runs: Runs
 
@@ -47,6 +50,24 @@ class Tuning:
     def sign(self) -> int:
         """1 where a small KL is good, -1 where a large one is."""
         return 1 if self.facts["objective"] == "fidelity" else -1
+
+    def is_tuned(self, other: str) -> bool:
+        """Whether one of :data:`OTHERS` is the tuned setting itself."""
+        return self.facts["judged"][other] == self.facts["judged"]["tuned"]
+
+    @property
+    def setting(self) -> str:
+        """The chosen parameters as they are typed, or that there are none."""
+        return ", ".join(
+            f"{name}={'none' if value is None else value}" for name, value in self.content["parameters"].items()
+        ) or "its defaults"  # fmt: skip
+
+    @property
+    def aim(self) -> str:
+        """What was measured of the settings, and where."""
+        facts = self.facts
+        share = f"budget {facts['keep']}" if self.sign > 0 else f"removed fraction {facts['fraction']}"
+        return f"{facts['objective']}, {share}, offsets {facts['band'][0]:,} to {facts['band'][1] - 1:,}"
 
 
 def open_tuning(path: str | Path) -> Tuning:
@@ -66,12 +87,17 @@ def open_tuning(path: str | Path) -> Tuning:
     file = path / "tuned.json" if path.is_dir() else path
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        content["provenance"]["judged"], content["provenance"]["held_out_kl"], content["parameters"]
+        facts = content["provenance"]
+        content["method"], content["parameters"].items(), facts["keep"], facts["fraction"], facts["random"]["tried"]
+        [facts[name] for name in ("objective", "tried", "train", "held_out", "train_kl")], tuple(facts["band"])
+        [(facts["judged"][who], facts["held_out_kl"][who]) for who in ("tuned", *OTHERS)]
     except OSError as error:
         raise UserError(f"{str(file)!r} cannot be read ({error.strerror}); give a folder of `tune`.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{str(file)!r} is no tuned file with its provenance ({error}); run `tune` again.") from error
-    return Tuning(content, open_runs(file.parent / "held-out"))
+        raise UserError(
+            f"{str(file)!r} is no tuned file with its provenance ({type(error).__name__}: {error}); run `tune` again."
+        ) from error
+    return Tuning(file, content, open_runs(file.parent / "held-out"))
 
 
 def tuning_table(
@@ -112,21 +138,20 @@ def tuning_table(
 
 def verdicts(tuning: Tuning, table: pandas.DataFrame) -> list[str]:
     """One sentence for each other setting: whether the gain in the band that was tuned for is real."""
-    judged, sentences = tuning.facts["judged"], []
+    sentences = []
     for who, what in OTHERS.items():
         line = table[(table.other == who) & (table.band == "tuned") & (table.metric == "kl")].iloc[0]
-        if judged[who] == judged["tuned"]:
+        if tuning.is_tuned(who):
             sentences.append(f"The tuned setting is that of {what}.")
             continue
-        gains = sorted(-tuning.sign * value for value in (line.low, line.high))
-        found = f"{-tuning.sign * line.difference:.3g} nats [{gains[0]:.3g}, {gains[1]:.3g}]"
-        if gains[0] > 0:
-            word = "real"
-        elif gains[1] < 0:
-            word = "a loss"
+        gain, *ends = (0.0 - tuning.sign * value for value in (line.difference, line.low, line.high))  # no minus zero
+        low, high = sorted(ends)
+        if np.isnan(low):
+            found, word = "", f"no interval from {line.n_documents} document{'' if line.n_documents == 1 else 's'}"
         else:
-            word = "not shown: its interval includes 0"
-        sentences.append(f"Gain over {what}: {found}; {word}.")
+            found = f" [{low:.3g}, {high:.3g}]"
+            word = "real" if low > 0 else "a loss" if high < 0 else "not shown: its interval includes 0"
+        sentences.append(f"Gain over {what}: {gain:.3g} nats{found}; {word}.")
     return sentences
 
 
@@ -134,16 +159,15 @@ def describe_tuning(path: str | Path) -> str:
     """A tuning for a person: parameters, gains in training and on held-out documents, and the table."""
     tuning = open_tuning(path)
     facts, table = tuning.facts, tuning_table(tuning)
-    chosen = ", ".join(f"{name}={value}" for name, value in tuning.content["parameters"].items()) or "its defaults"
+    method = tuning.content["method"]
     shown = table[table.metric == "kl"].pivot_table(
         index="other", columns="band", values="difference", sort=False, dropna=False
     )  # fmt: skip
-    trained = facts["train_kl"].get(facts["judged"]["tuned"])
+    trained = facts["train_kl"].get(facts["judged"]["tuned"], float("nan"))
     others = ", ".join(f"{who} {value:.4g}" for who, value in facts["held_out_kl"].items() if who != "tuned")
-    aim = f"budget {facts['keep']}" if facts["objective"] == "fidelity" else f"removed fraction {facts['fraction']}"
     lines = [
-        f"tuned      {tuning.content['method']}: {chosen}",
-        f"for        {facts['objective']}, {aim}, offsets {facts['band'][0]}-{facts['band'][1]}",
+        f"tuned      {method}: {tuning.setting}",
+        f"for        {tuning.aim}",
         f"tried      {facts['tried']} settings on {len(facts['train'])} documents, and {facts['random']['tried']} "
         "random ones beside",
         f"mean KL    {trained:.4g} in training, {facts['held_out_kl']['tuned']:.4g} held out ({others})",
@@ -155,4 +179,4 @@ def describe_tuning(path: str | Path) -> str:
     ]
     if doubt := few_documents(int(table.n_documents.max())):
         lines.append(doubt)
-    return "\n".join([*lines, "", f"use it     {tuning.content['method']}:{path}"])
+    return "\n".join([*lines, "", f"use it     {method}:{tuning.path}"])

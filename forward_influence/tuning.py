@@ -119,13 +119,13 @@ def tune(*, out: str | Path | None = None, method: str = "infokv", vary: Mapping
         fraction=fraction, prefix=prefix, horizon=horizon, limit=train + held_out, seed=seed, out=out,
         notify=progress.say, **options,
     )  # fmt: skip
+    offsets = parse_band(band, plan.spec.horizon)
     if len(plan.documents) < train + held_out:
         raise UserError(
             f"{train} training and {held_out} held-out documents are needed, and {len(plan.documents)} are long "
             "enough; ask for fewer, or give more data."
         )
     home = plan.out if out is not None else Path(f"{default_out(plan.source.name, plan.spec)}-tuned-{method}")
-    offsets = parse_band(band, plan.spec.horizon)
     search = replace(plan, documents=plan.documents[:train], short=[], out=home / "search")
     others = replace(plan, documents=plan.documents[train : train + held_out], short=[], out=home / "held-out")
     if dry_run:

@@ -1,0 +1,258 @@
+"""The report on a tuning against plain loops over its rows, its verdicts, and the figure."""
+
+import itertools
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+from forward_influence.analysis import describe_tuning, open_tuning, plot_tuning, tuning_figure, tuning_table, verdicts
+from forward_influence.analysis.tuning_plot import drawn_bands
+from forward_influence.errors import UserError
+from forward_influence.rows import ROW_FIELDS, RunSpec, row_key
+from forward_influence.runs import RunFolder
+
+CHUNK, HORIZON = 32, 192
+FIXED = {"model": "tiny@1", "dtype": "float32", "tokenizer": "t", "data": "local", "prefix": 100}
+LEVELS = {"tuned": 0.05, "default": 0.08, "attention": 0.07, "random": 0.055}
+NAMES = {"tuned": "infokv:alpha=0.5,k=none", "default": "infokv", "attention": "snapkv", "random": "infokv:tau=0.5"}
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def make_row(spec: RunSpec, document: str, selector: str, kl: list[float]) -> dict:
+    """A row whose delta NLL is half of its KL and whose top-1 share is a tenth of it."""
+    chunks = [kl[start : start + CHUNK] for start in range(0, len(kl), CHUNK)]
+    means = [math.fsum(c) / len(c) for c in chunks]
+    row = dict.fromkeys(ROW_FIELDS) | {"key": row_key(spec.hash(), document, selector), "mode": spec.mode}
+    row |= {"document": document, "document_sha": f"sha-{document}", "selector": selector, "status": "ok"}
+    row |= {"n_tokens": 300, "n_removed": 60, "removed_fraction": 0.6, "kept_fraction": 0.4, "seconds": 0.5}
+    row |= {"removed": list(range(60))} if spec.mode == "remove" else {"kept_counts": [40, 40]}
+    row |= {"chunk_start": list(range(0, len(kl), CHUNK)), "chunk_count": [len(c) for c in chunks], "kl": kl}
+    row |= {"kl_mean": means, "delta_nll": [m / 2 for m in means], "nll_count": [len(c) for c in chunks]}
+    return row | {"top1_changed": [m / 10 for m in means]}
+
+
+@pytest.fixture
+def tuned(tmp_path):
+    """Function that writes the folder of a tuning, a new one each time, and gives its path."""
+
+    counter = itertools.count()
+
+    def build(objective="fidelity", levels=LEVELS, names=NAMES, n=12, band=(32, 96), noise=0.05, change=None):
+        home = tmp_path / f"tuning{next(counter)}"
+        fidelity = objective == "fidelity"
+        names = {who: name + ("@0.4" if fidelity else "") for who, name in names.items()}
+        choices = {"mode": "keep", "fraction": "1", "sinks": 0, "recent": 0} if fidelity else {}
+        spec = RunSpec(**FIXED, horizon=HORIZON, chunk=CHUNK, **choices)
+        rng, rows = np.random.default_rng(3), []
+        for number in range(n):
+            scale = rng.lognormal(0, 1)
+            for name, who in {name: who for who, name in names.items()}.items():  # a setting has one row
+                kl = scale * levels[who] * rng.lognormal(0, noise) * rng.lognormal(0, 1, HORIZON)
+                rows.append(make_row(spec, f"d{number}", name, kl.tolist()))
+        with RunFolder.open(home / "held-out", spec, {}) as folder:
+            folder.append(rows)
+        trained = {names["tuned"]: 0.05, names["default"]: 0.09, "infokv:alpha=0.7@0.4": 0.06}
+        facts = {
+            "objective": objective, "keep": "0.4" if fidelity else None, "fraction": None if fidelity else "0.01",
+            "band": list(band), "tried": 7, "train_kl": trained, "held_out_kl": levels, "judged": names,
+            "random": {"tried": 7, "train_kl": {names["random"]: 0.055}},
+            "train": ["a", "b"], "held_out": [f"d{number}" for number in range(n)],
+        }  # fmt: skip
+        content = {"method": "infokv", "parameters": {"alpha": 0.5, "k": None}, "model": {}, "provenance": facts}
+        if change is not None:
+            change(content)
+        (home / "tuned.json").write_text(json.dumps(content))
+        return home
+
+    return build
+
+
+def by_hand(folder, name: str, start: int, stop: int) -> dict[str, dict[str, float]]:
+    """Means of a band of whole chunks by document, from the lines on disk."""
+    out = {}
+    for line in (folder / "held-out" / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row["selector"] == name:
+            kl = math.fsum(row["kl"][start:stop]) / (stop - start)
+            out[row["document"]] = {"kl": kl, "delta_nll": kl / 2, "top1_changed": kl / 10}
+    return out
+
+
+@pytest.mark.parametrize("objective", ["fidelity", "influence"])
+def test_the_table_equals_plain_loops(tuned, objective):
+    folder = tuned(objective)
+    tuning = open_tuning(folder)
+    judged = tuning.facts["judged"]
+    table = tuning_table(tuning, seed=7)
+    spans = {"all": (0, 192), "near": (0, 128), "far": (128, 192), "tuned": (32, 96)}
+    expected = [(w, b, m) for w in ("default", "attention", "random") for b in spans for m in
+                ("kl", "delta_nll", "top1_changed")]  # fmt: skip
+    assert sorted(zip(table.other, table.band, table.metric)) == sorted(expected)
+    for line in table.itertuples():
+        assert (line.band_start, line.band_stop) == spans[line.band]
+        mine, other = (by_hand(folder, judged[who], *spans[line.band]) for who in ("tuned", line.other))
+        ours, theirs = ([one[document][line.metric] for document in mine] for one in (mine, other))
+        pairs = [a - b for a, b in zip(ours, theirs)]
+        assert line.n_documents == len(pairs) == 12
+        assert line.tuned == pytest.approx(sum(ours) / 12, rel=1e-4)
+        assert line.other_mean == pytest.approx(sum(theirs) / 12, rel=1e-4)
+        assert line.difference == pytest.approx(sum(pairs) / 12, rel=1e-4)
+        draws = np.random.default_rng(7).integers(0, 12, (4000, 12)).tolist()
+        means = [sum(pairs[i] for i in draw) / 12 for draw in draws]
+        assert (line.low, line.high) == pytest.approx(np.quantile(means, [0.025, 0.975]).tolist(), rel=1e-4)
+
+
+def test_a_document_without_a_pair_does_not_count(tuned):
+    folder = tuned()
+    rows = folder / "held-out" / "rows.jsonl"
+    lines = rows.read_text().splitlines(keepends=True)
+    rows.write_text("".join(one for one in lines if not ('"d3"' in one and '"snapkv@0.4"' in one)))
+    table = tuning_table(open_tuning(folder)).set_index("other")
+    assert set(table.loc["attention"].n_documents) == {11} and set(table.loc["default"].n_documents) == {12}
+    near = table.loc["attention"].query("band == 'near' and metric == 'kl'").iloc[0]
+    mine, other = (by_hand(folder, name, 0, 128) for name in ("infokv:alpha=0.5,k=none@0.4", "snapkv@0.4"))
+    assert near.difference == pytest.approx(sum(mine[d]["kl"] - other[d]["kl"] for d in other) / 11, rel=1e-4)
+
+
+def sentences(folder) -> dict[str, str]:
+    tuning = open_tuning(folder)
+    return dict(zip(("default", "attention", "random"), verdicts(tuning, tuning_table(tuning))))
+
+
+@pytest.mark.parametrize("objective", ["fidelity", "influence"])
+def test_a_verdict_is_a_gain_a_loss_or_neither(tuned, objective):
+    """A small KL is good after compression, a large one after removal."""
+    levels = {"tuned": 0.05, "default": 0.1, "attention": 0.02, "random": 0.05}
+    found = sentences(tuned(objective, levels, noise=0.2))
+    gain, loss = ("default", "attention") if objective == "fidelity" else ("attention", "default")
+    what = {"default": "the method's defaults", "attention": "attention alone (snapkv)"}
+    assert found[gain].startswith(f"Gain over {what[gain]}: 0.") and found[gain].endswith("; real.")
+    assert found[loss].startswith(f"Gain over {what[loss]}: -0.") and found[loss].endswith("; a loss.")
+    assert found["random"].endswith("; not shown: its interval includes 0.")
+    for sentence in found.values():
+        low, high = map(float, sentence.partition("[")[2].partition("]")[0].split(", "))
+        assert low <= float(sentence.partition(": ")[2].partition(" nats")[0]) <= high
+
+
+def test_a_verdict_where_the_tuned_setting_is_another_itself(tuned):
+    folder = tuned(names=NAMES | {"tuned": "infokv", "random": "infokv"}, change=lambda c: c.update(parameters={}))
+    found = sentences(folder)
+    assert found["default"] == "The tuned setting is that of the method's defaults."
+    assert found["random"] == "The tuned setting is that of the best of as many random settings."
+    table = tuning_table(open_tuning(folder)).set_index("other")
+    assert (table.loc["default", ["difference", "low", "high"]] == 0).all(axis=None)
+    assert "infokv: its defaults" in describe_tuning(folder)
+    labels = [label.get_text() for label in tuning_figure(folder).axes[0].get_yticklabels()]
+    assert ["the same setting" in label for label in labels] == [True, False, True]
+
+
+def test_two_settings_that_keep_the_same_tokens_differ_by_0_without_a_sign(tuned):
+    folder = tuned()
+    rows = folder / "held-out" / "rows.jsonl"
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    same = {row["document"]: row for row in lines if row["selector"] == "infokv@0.4"}
+    facts = ("kl", "kl_mean", "delta_nll", "top1_changed")
+    lines = [row | {name: same[row["document"]][name] for name in facts} for row in lines]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    told = "Gain over the method's defaults: 0 nats [0, 0]; not shown: its interval includes 0."
+    assert sentences(folder)["default"] == told
+
+
+def test_one_document_gives_no_verdict(tuned):
+    folder = tuned(n=1)
+    for sentence in sentences(folder).values():
+        assert sentence.endswith(" nats; no interval from 1 document.")
+    assert tuning_table(open_tuning(folder))[["low", "high"]].isna().all(axis=None)
+    assert "no interval from one document" in tuning_figure(folder).get_supxlabel()
+
+
+def test_the_description_names_what_was_chosen_and_how_to_use_it(tuned):
+    folder = tuned()
+    for given in (folder, folder / "tuned.json"):
+        told = describe_tuning(given)
+        assert "tuned      infokv: alpha=0.5, k=none" in told
+        assert "for        fidelity, budget 0.4, offsets 32 to 95" in told
+        assert "tried      7 settings on 2 documents, and 7 random ones beside" in told
+        assert "mean KL    0.05 in training, 0.05 held out (default 0.08, attention 0.07, random 0.055)" in told
+        assert told.endswith(f"use it     infokv:{folder / 'tuned.json'}")
+        assert "not to be trusted" not in told
+    assert "removed fraction 0.01" in describe_tuning(tuned("influence", n=3))
+
+
+def test_few_documents_are_told(tuned):
+    assert "Intervals from 3 documents are not to be trusted" in describe_tuning(tuned(n=3))
+
+
+def test_what_is_no_tuning_is_refused(tuned, tmp_path):
+    with pytest.raises(UserError, match="nothing' cannot be read .*give a folder of `tune`"):
+        open_tuning(tmp_path / "nothing")
+    for name in ("objective", "judged", "held_out_kl", "train_kl", "random", "band"):
+        folder = tuned(change=lambda content, name=name: content["provenance"].pop(name))
+        with pytest.raises(UserError, match=f"no tuned file with its provenance .*{name}"):
+            open_tuning(folder)
+
+
+def test_bands_with_the_same_offsets_are_drawn_once(tuned):
+    def bands(band):
+        return drawn_bands(tuning_table(open_tuning(tuned(n=2, band=band))))
+
+    assert bands((0, 192)) == {
+        "all": "all: offsets 0 to 191, tuned for", "near": "near: offsets 0 to 127", "far": "far: offsets 128 to 191",
+    }  # fmt: skip
+    assert bands((32, 96))["tuned"] == "offsets 32 to 95, tuned for" and len(bands((32, 96))) == 4
+
+
+@pytest.mark.parametrize("objective", ["fidelity", "influence"])
+def test_the_figure_shows_the_table(tuned, objective):
+    folder = tuned(objective)
+    table = tuning_table(open_tuning(folder))
+    figure = tuning_figure(folder)
+    for axes, (metric, factor) in zip(figure.axes, {"kl": 1, "delta_nll": 1, "top1_changed": 100}.items()):
+        zero, *lines = axes.get_lines()
+        assert list(zero.get_xdata()) == [0, 0]
+        for line, bars, band in zip(lines, axes.collections, ("all", "near", "far", "tuned"), strict=True):
+            part = table[(table.band == band) & (table.metric == metric)].set_index("other")
+            part = factor * part.loc[["default", "attention", "random"], ["difference", "low", "high"]]
+            assert line.get_xdata() == pytest.approx(part.difference.to_numpy())
+            ends = np.array([segment[:, 0] for segment in bars.get_segments()])
+            assert ends == pytest.approx(part[["low", "high"]].to_numpy())
+            assert [segment[0, 1] for segment in bars.get_segments()] == pytest.approx(line.get_ydata())
+        better = axes.get_xlabel().splitlines()[1]
+        assert better == ("\N{LEFTWARDS ARROW} tuned is better", "tuned is better \N{RIGHTWARDS ARROW}")[
+            objective == "influence"
+        ]  # fmt: skip
+    search, chance, default = figure.axes[3].get_lines()
+    ranked = [0.05, 0.06, 0.09] if objective == "fidelity" else [0.09, 0.06, 0.05]
+    assert list(search.get_xdata()) == [1, 2, 3] and list(search.get_ydata()) == ranked
+    assert list(chance.get_ydata()) == [0.055]
+    assert (list(default.get_xdata()), list(default.get_ydata())) == ([ranked.index(0.09) + 1], [0.09])
+    assert "alpha=0.5, k=none" in figure.get_suptitle()
+
+
+def test_infinite_differences_are_gaps_that_the_caption_counts(tuned):
+    folder = tuned()
+    rows = folder / "held-out" / "rows.jsonl"
+    lines = [json.loads(line) for line in rows.read_text().splitlines()]
+    for row in lines:
+        if row["selector"] == "snapkv@0.4" and row["document"] == "d0":
+            row["kl"][0], row["kl_mean"][0] = "inf", "inf"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    words = tuning_figure(folder).get_supxlabel().replace("\n", " ")
+    assert "Not drawn: 2 infinite differences." in words  # all and near
+
+
+def test_files_lie_in_the_folder_of_the_tuning(tuned, tmp_path):
+    folder = tuned(n=2)
+    assert [path.name for path in plot_tuning(folder)] == ["tuning.png", "tuning.pdf", "tuning.svg", "tuning.csv"]
+    assert all((folder / f"tuning.{suffix}").stat().st_size for suffix in ("png", "pdf", "svg", "csv"))
+    paths = plot_tuning(folder / "tuned.json", tmp_path / "other.png", formats=["png"])
+    assert paths == [tmp_path / "other.png", tmp_path / "other.csv"]
