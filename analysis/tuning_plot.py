@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _PANELS = {
     "kl": ("KL (nats)", 1),
     "delta_nll": ("delta NLL (nats per token)", 1),
-    "top1_changed": ("top-1 changes (percentage points)", 100),
+    "top1_changed": ("top-1 changes (% points)", 100),
 }
 
 #: Distance of two bands in a row, of which each is 1 high; and letters in a line of words.
@@ -103,7 +103,7 @@ def _draw(tuning: Tuning, table: pandas.DataFrame) -> Figure:
         corner.axis("off")
         corner.legend(handles=handles, title="bands above", loc="upper left", frameon=False, alignment="left")
         words = f"What tuning {tuning.content['method']} is worth on held-out documents ({tuning.aim})"
-        setting = textwrap.fill(f"tuned: {tuning.setting}", _WIDTH)
+        setting = textwrap.fill(f"tuned: {tuning.setting}", _WIDTH, break_on_hyphens=False)
         figure.suptitle(f"{words}\n{setting}", x=0.01, ha="left", fontsize="medium", linespacing=1.4)
         figure.supxlabel(_caption(tuning, table), x=0.01, ha="left", fontsize="small", color="0.25")
         seaborn.despine(figure)

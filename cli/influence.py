@@ -18,6 +18,9 @@ def command(
         list[int] | None,
         Option(help="Remove the positions also in random sets of this size; may be repeated. Default: 8 and 32."),
     ] = None,
+    greedy: Annotated[
+        int, Option(help="So many tokens are chosen one by one, each for what it adds: influence-greedy.json.")
+    ] = 0,
     signal: Annotated[
         list[str] | None,
         Option(help="Scorer that is compared with the influence; may be repeated. Default: 17 of them."),
@@ -56,7 +59,7 @@ def command(
 
     options.run_study(
         lambda: token_influence(
-            sample=None if every else sample, group=DEFAULT_GROUPS if group is None else group,
+            sample=None if every else sample, group=DEFAULT_GROUPS if group is None else group, greedy=greedy,
             signal=signal or DEFAULT_SIGNALS, model=model, tokenizer=tokenizer, data=data or None, prefix=prefix,
             horizon=horizon, full_horizon=full_horizon, chunk=chunk, sinks=sinks, recent=recent, limit=limit, skip=skip,
             seed=seed,

@@ -40,6 +40,11 @@ class Filling:
         self._loaded = None
 
     @property
+    def idle(self) -> bool:
+        """Whether no model was needed so far."""
+        return self._loaded is None
+
+    @property
     def loaded(self):
         """The model."""
         if self._loaded is None:

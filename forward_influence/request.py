@@ -24,6 +24,7 @@ _NUMBERS = {
     "trials": (2, "settings to try, the default included"),
     "train": (1, "documents for the search"),
     "held_out": (1, "documents for the judgement"),
+    "greedy": (0, "tokens to choose one by one"),
     "batch": (1, "ablated rows at once"),
 }
 

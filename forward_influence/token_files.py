@@ -12,6 +12,9 @@ from forward_influence.horizon_bands import named_bands
 
 SCORES = "scores.jsonl"
 
+#: Instead of infinity in a ranking: JSON has none.
+LARGEST = 1e300
+
 
 def ranking_file(band: str) -> str:
     """Name of the file with the influences in a band: ``influence-far.json``."""
@@ -76,43 +79,50 @@ def _sound_length(path: Path) -> int:
     return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
 
-def write_rankings(plan, rows: list[dict]) -> list[Path]:
-    """``influence-<band>.json`` for each band: what every single removed position cost, by the document's text."""
-    documents = {document.id: document for document in plan.documents}
-    singles = [
-        row for row in rows
-        if row["status"] == "ok" and row["n_removed"] == 1 and row["document"] in documents
-        and len(row["kl"]) >= plan.spec.horizon
-    ]  # fmt: skip
-    paths = []
+def rankings_of(plan, rows: list[dict]) -> dict[str, dict[str, dict[int, float]]]:
+    """What every single removed position cost, mean nats by band, document and position.
+
+    Only documents that were measured to the horizon count, so that bands are whole.
+    """
+    documents = {document.id for document in plan.documents}
+    found: dict[str, dict[str, dict[int, float]]] = {}
     for name, (start, stop) in named_bands(plan.spec.horizon).items():
-        found: dict[str, dict[int, float]] = {}
-        for row in singles:
-            values = row["kl"][start:stop]
-            found.setdefault(row["document"], {})[row["removed"][0]] = sum(values) / len(values)
+        found[name] = {}
+        for row in rows:
+            whole = row["status"] == "ok" and len(row["kl"]) >= plan.spec.horizon
+            if whole and row["n_removed"] == 1 and row["document"] in documents:
+                mean = sum(row["kl"][start:stop]) / (stop - start)
+                found[name].setdefault(row["document"], {})[row["removed"][0]] = mean
+    return found
+
+
+def in_order(first: list[int], alone: dict[int, float]) -> dict[int, float]:
+    """Influences of positions, lifted for some so that they come first and in this order."""
+    top = max(value for value in alone.values() if math.isfinite(value)) if alone else 0.0
+    return alone | {place: top + len(first) - number for number, place in enumerate(first)}
+
+
+def write_rankings(plan, rankings: dict[str, dict[str, dict[int, float]]]) -> None:
+    """``influence-<name>.json`` for each ranking: positions and what they cost, with the texts in which it was so."""
+    bands = named_bands(plan.spec.horizon)
+    for name, of_document in rankings.items():
         content = {
-            "band": [start, stop], "run": plan.spec.hash(), "sinks": plan.spec.sinks, "recent": plan.spec.recent,
+            "band": list(bands.get(name, bands["all"])), "run": plan.spec.hash(), "sinks": plan.spec.sinks,
+            "recent": plan.spec.recent,
             "documents": [
                 {
-                    "document": document, "tokens": list(documents[document].ids[: plan.spec.prefix]),
-                    "positions": sorted(values), "kl": [values[place] for place in sorted(values)],
+                    "document": document.id, "tokens": list(document.ids[: plan.spec.prefix]),
+                    "positions": sorted(found),
+                    "kl": [min(found[place], LARGEST) for place in sorted(found)],
                 }
-                for document, values in found.items()
+                for document in plan.documents
+                if (found := of_document.get(document.id))
             ],
         }  # fmt: skip
         path = plan.out / ranking_file(name)
-        text = json.dumps(_finite(content), allow_nan=False)
+        draft = path.with_suffix(".tmp")
         try:
-            path.with_suffix(".tmp").write_text(f"{text}\n", encoding="utf-8")
-            os.replace(path.with_suffix(".tmp"), path)
+            draft.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+            os.replace(draft, path)
         except OSError as error:
             raise UserError(f"{str(path)!r} cannot be written ({error.strerror}); make room and run again.") from error
-        paths.append(path)
-    return paths
-
-
-def _finite(content: dict) -> dict:
-    """Infinite influences as the largest number, which ranks alike."""
-    for one in content["documents"]:
-        one["kl"] = [min(value, 1e300) for value in one["kl"]]
-    return content

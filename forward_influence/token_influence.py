@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from forward_influence.errors import UserError
+from forward_influence.greedy import positions_text
 from forward_influence.plan import default_out, document_seed, make_plan
 from forward_influence.progress import Progress
 from forward_influence.request import check_numbers
@@ -26,7 +27,7 @@ DEFAULT_SIGNALS = (
 DEFAULT_GROUPS = (8, 32)
 
 
-def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_GROUPS,
+def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_GROUPS, greedy: int = 0,
                     signal: Iterable = DEFAULT_SIGNALS, prefix: int = 2048, horizon: int = 1024, sinks: int = 4,
                     recent: int = 64, seed: int = 0, limit: int | None = 8, skip: int = 0, batch: int | None = None,
                     out: str | Path | None = None, fresh: bool = False, dry_run: bool = False, quiet: bool = False,
@@ -44,6 +45,9 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
         None: all candidates.
     group : iterable of int
         The measured positions are also removed in random sets of these sizes, to see how additive influence is.
+    greedy : int
+        So many of them are also chosen one by one, each for what it adds to those before it; the order goes to
+        ``influence-greedy.json``, the rows to the folder ``greedy``.
     signal : iterable of str, class or scorer
         Scorers whose scores, averaged over layers and heads, are compared with the influence.
     prefix, horizon, sinks, recent, seed, limit, skip
@@ -67,7 +71,7 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
     """
     progress = Progress(quiet=quiet)
     check_numbers(prefix=prefix, horizon=horizon, sinks=sinks, recent=recent, seed=seed, limit=limit, skip=skip,
-                  batch=batch)  # fmt: skip
+                  batch=batch, greedy=greedy)  # fmt: skip
     signals = make_selectors(signal) if signal else {}
     for name, one in signals.items():
         if not hasattr(one, "shared_scores"):
@@ -75,19 +79,20 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
     places = sample_positions(range(sinks, prefix - recent), sample, seed)
     sets = [[place] for place in places] + [part for size in group for part in random_sets(places, size, seed)]
     plan = make_plan(
-        selector=["positions:at=" + "+".join(map(str, sorted(one))) for one in sets], prefix=prefix, horizon=horizon,
+        selector=list(map(positions_text, sets)), prefix=prefix, horizon=horizon,
         sinks=sinks, recent=recent, seed=seed, limit=limit, skip=skip, out=out, notify=progress.say, **options,
     )  # fmt: skip
     if out is None:
         plan = replace(plan, out=Path(f"{default_out(plan.source.name, plan.spec)}-tokens"))
-    return run_tokens(plan, signals, options.get("model", "smollm2-135m"), batch=batch, fresh=fresh, dry_run=dry_run,
-                      quiet=quiet, debug=debug)  # fmt: skip
+    model = options.get("model", "smollm2-135m")
+    return run_tokens(plan, signals, greedy, model, batch=batch, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug)
 
 
-def run_tokens(plan, signals: dict, model, *, batch, fresh, dry_run, quiet, debug) -> Outcome:
+def run_tokens(plan, signals: dict, greedy: int, model, *, batch, fresh, dry_run, quiet, debug) -> Outcome:
     """Measure the sets of a plan, score their positions, and write what the selector ``influence`` reads."""
     from forward_influence.filling import filling, pending
-    from forward_influence.token_files import append_scores, scored, write_rankings
+    from forward_influence.greedy import measure_greedily
+    from forward_influence.token_files import append_scores, in_order, rankings_of, scored, write_rankings
 
     if dry_run:
         from forward_influence.dry_run import describe_plan, rows_there
@@ -104,8 +109,14 @@ def run_tokens(plan, signals: dict, model, *, batch, fresh, dry_run, quiet, debu
             if missing:
                 append_scores(plan, document, shared_scores(study.loaded.model, document, missing, plan.spec))
         rows = list(study.folder.rows())
-        write_rankings(plan, rows)
-        return outcome(plan, rows)
+        model = model if study.idle else study.loaded
+    rankings = rankings_of(plan, rows)
+    if greedy:
+        inside = replace(plan, out=plan.out / "greedy")
+        orders = measure_greedily(inside, rankings["all"], greedy, model, batch=batch, quiet=quiet, debug=debug)
+        rankings["greedy"] = {name: in_order(orders[name], found) for name, found in rankings["all"].items()}
+    write_rankings(plan, rankings)
+    return outcome(plan, rows)
 
 
 def sample_positions(candidates: range, sample: int | None, seed: int) -> list[int]:

@@ -18,7 +18,7 @@ from tiny_runs import read_rows
 from forward_influence import fidelity, measure, objectives, open_runs
 from forward_influence.analysis import correlation_table
 from forward_influence.models import load_model
-from forward_influence.token_files import write_rankings
+from forward_influence.token_files import rankings_of, write_rankings
 from forward_influence.token_influence import token_influence
 from forward_influence.tuning import tune
 
@@ -67,7 +67,8 @@ def shuffled(run, tmp_path_factory):
     content = json.loads((run / "influence-all.json").read_text())
 
     documents = [SimpleNamespace(id=one["document"], ids=one["tokens"]) for one in content["documents"]]
-    write_rankings(SimpleNamespace(spec=runs.spec, documents=documents, out=out), rows)
+    plan = SimpleNamespace(spec=runs.spec, documents=documents, out=out)
+    write_rankings(plan, rankings_of(plan, rows))
     return out
 
 

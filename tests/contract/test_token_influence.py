@@ -10,6 +10,7 @@ from tiny_runs import read_rows, save_model, token_ids, write_documents
 
 from forward_influence import fidelity, influence, measure
 from forward_influence.errors import UserError
+from forward_influence.greedy import greedy_order
 from forward_influence.influence_selector import Influence
 from forward_influence.models import load_model
 from forward_influence.selectors import make_selector
@@ -183,3 +184,36 @@ def test_a_file_that_holds_no_influences_is_refused(tmp_path, content):
         Influence.load(str(tmp_path / "absent.json"))
     with pytest.raises(UserError, match="needs a file"):
         Influence()
+
+
+def test_greedy_takes_each_for_what_it_adds(run, tiny, tmp_path):
+    token_influence(sample=None, group=(), greedy=3, signal=("knorm",), limit=1, out=tmp_path, **tiny)
+    (entry,) = json.loads((tmp_path / "influence-greedy.json").read_text())["documents"]
+    ids = torch.tensor([text_of(tiny, entry["document"])[: PREFIX + HORIZON - 4]])
+    chosen: list[int] = []
+    for _ in range(3):  # by trying all of them
+        rest = [place for place in range(2, 52) if place not in chosen]
+        kl = influence(tiny["model"], ids, [[*chosen, place] for place in rest], prefix_length=PREFIX).mean(dim=1)
+        chosen.append(rest[int(kl.argmax())])
+    order = sorted(entry["positions"], key=lambda place: -entry["kl"][entry["positions"].index(place)])
+    assert order[:3] == chosen
+    alone = json.loads((tmp_path / "influence-all.json").read_text())["documents"][0]["kl"]
+    assert [kl for place, kl in zip(entry["positions"], entry["kl"]) if place not in chosen] == [
+        kl for place, kl in zip(entry["positions"], alone) if place not in chosen
+    ]
+    rows = len(read_rows(tmp_path / "greedy"))
+    token_influence(sample=None, group=(), greedy=3, signal=("knorm",), limit=1, out=tmp_path, **tiny)
+    assert len(read_rows(tmp_path / "greedy")) == rows  # nothing is measured again
+
+
+def test_greedy_sees_that_two_tokens_say_the_same():
+    worth = {1: 5.0, 2: 4.9, 3: 2.0, 4: 0.0}
+
+    def cost(sets):  # 2 says what 1 says; 4 doubles what 3 is worth
+        return [
+            sum(worth[place] for place in one) - 4.8 * ({1, 2} <= set(one)) + 2.0 * ({3, 4} <= set(one)) for one in sets
+        ]
+
+    assert greedy_order(cost, worth, 4) == [1, 3, 4, 2]
+    assert greedy_order(cost, worth, 2, pool=1) == [1, 2]  # 3 was not looked at again
+    assert greedy_order(cost, worth, 9) == [1, 3, 4, 2] and greedy_order(cost, {}, 2) == []
