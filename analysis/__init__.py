@@ -25,6 +25,7 @@ _HOME = {
     "parameter_table": "parameters",
     "parameter_figure": "parameter_plot",
     "plot_parameters": "parameter_plot",
+    "is_tuning": "tuning_report",
     "open_tuning": "tuning_report",
     "tuning_table": "tuning_report",
     "verdicts": "tuning_report",

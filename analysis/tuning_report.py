@@ -15,6 +15,9 @@ from forward_influence.analysis.panel import build_panel
 from forward_influence.analysis.rate_distortion import METRICS, by_document, offset_bands
 from forward_influence.analysis.stats import few_documents
 from forward_influence.errors import UserError
+from forward_influence.paths import reachable_path
+
+TUNED = "tuned.json"
 
 #: Whom the tuned setting is compared with, and what they are.
 OTHERS = {
@@ -70,6 +73,12 @@ class Tuning:
         return f"{facts['objective']}, {share}, offsets {facts['band'][0]:,} to {facts['band'][1] - 1:,}"
 
 
+def is_tuning(path: str | Path) -> bool:
+    """Whether a path is a tuned file, or a folder that holds one."""
+    path = reachable_path(path, "run")
+    return (path / TUNED).is_file() or path.name == TUNED
+
+
 def open_tuning(path: str | Path) -> Tuning:
     """Read a tuned file and the run beside it.
 
@@ -83,8 +92,8 @@ def open_tuning(path: str | Path) -> Tuning:
     UserError
         If it is none.
     """
-    path = Path(path)
-    file = path / "tuned.json" if path.is_dir() else path
+    path = reachable_path(path, "run")
+    file = path / TUNED if path.is_dir() else path
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         facts = content["provenance"]

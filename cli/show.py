@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from forward_influence.cli.rates import rates
 from forward_influence.cli.tokens import tokens
+from forward_influence.cli.tuned import report
 
 #: Seconds between looks at a growing run.
 _PAUSE = 5.0
@@ -25,8 +26,12 @@ def command(
 ) -> None:
     """Say what was run, how far it is, and the key numbers."""
     from forward_influence.analysis.frames import open_runs
+    from forward_influence.analysis.tuning_report import is_tuning
 
     paths = tuple(run or ())
+    if len(paths) == 1 and not follow and export is None and is_tuning(paths[0]):
+        print(report(paths[0]))
+        return
     if len(paths) == 1 and not follow and export is None and (several := different_runs(paths[0])):
         print(listing(several))
         return

@@ -21,7 +21,8 @@ RUN_JSON, ROWS, LOCK = "run.json", "rows.jsonl", ".lock"
 
 #: What `fresh` moves aside: the rows and everything made from them. run.json goes last, so that a
 #: kill in between leaves a folder that the same command cleans up.
-_MADE_FROM_ROWS = (ROWS, "failed-*.jsonl", "*.csv", "*.parquet", "*.png", "*.pdf", "*.svg", RUN_JSON)
+_MADE_FROM_ROWS = (ROWS, "failed-*.jsonl", "*.csv", "*.parquet", "*.png", "*.pdf", "*.svg", "scores.jsonl",
+                   "influence-*.json", RUN_JSON)  # fmt: skip
 
 
 def scan(path: Path, spec_hash: str) -> Iterator[tuple[dict, bytes, int]]:

@@ -46,19 +46,23 @@ def read_scores(folder: Path, spec_hash: str) -> list[dict]:
     return out
 
 
-def scored(plan) -> set[tuple[str, str]]:
-    """Documents and signals whose scores are there, for the texts of a plan."""
+def scored(plan, codes: dict[str, str]) -> set[tuple[str, str]]:
+    """Documents and signals whose scores are there, for the texts of a plan and this code of other people's signals."""
     texts = {document.id: document.sha for document in plan.documents}
-    entries = read_scores(plan.out, plan.spec.hash())
-    return {(one["document"], one["signal"]) for one in entries if texts.get(one["document"]) == one["document_sha"]}
+    return {
+        (one["document"], one["signal"])
+        for one in read_scores(plan.out, plan.spec.hash())
+        if texts.get(one["document"]) == one["document_sha"] and codes.get(one["signal"]) == one.get("code")
+    }
 
 
-def append_scores(plan, document, scores: dict[str, list[float]]) -> None:
+def append_scores(plan, document, scores: dict[str, list[float]], codes: dict[str, str]) -> None:
     """Write the scores of a document, together and durably; values that are no numbers become null."""
     path = plan.out / SCORES
     lines = [
         json.dumps({
             "hash": plan.spec.hash(), "document": document.id, "document_sha": document.sha, "signal": name,
+            "code": codes.get(name),
             "scores": [float(f"{value:.7g}") if math.isfinite(value) else None for value in values],
         })
         for name, values in scores.items()

@@ -13,7 +13,7 @@ from forward_influence.greedy import positions_text
 from forward_influence.plan import default_out, document_seed, make_plan
 from forward_influence.progress import Progress
 from forward_influence.request import check_numbers
-from forward_influence.selectors import make_selectors
+from forward_influence.selectors import describe_error, make_selectors
 from forward_influence.study import Outcome, outcome
 
 #: What is compared with the measured influence, unless the caller says otherwise.
@@ -92,7 +92,7 @@ def run_tokens(plan, signals: dict, greedy: int, model, *, batch, fresh, dry_run
     """Measure the sets of a plan, score their positions, and write what the selector ``influence`` reads."""
     from forward_influence.filling import filling, pending
     from forward_influence.greedy import measure_greedily
-    from forward_influence.token_files import append_scores, in_order, rankings_of, scored, write_rankings
+    from forward_influence.token_files import in_order, rankings_of, write_rankings
 
     if dry_run:
         from forward_influence.dry_run import describe_plan, rows_there
@@ -103,11 +103,7 @@ def run_tokens(plan, signals: dict, greedy: int, model, *, batch, fresh, dry_run
         return outcome(plan, rows)
     with filling(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
         study.fill(plan)
-        there = scored(plan)
-        for document in plan.documents:
-            missing = {name: one for name, one in signals.items() if (document.id, name) not in there}
-            if missing:
-                append_scores(plan, document, shared_scores(study.loaded.model, document, missing, plan.spec))
+        _score(plan, signals, study, Progress(quiet=quiet).say)
         rows = list(study.folder.rows())
         model = model if study.idle else study.loaded
     rankings = rankings_of(plan, rows)
@@ -117,6 +113,30 @@ def run_tokens(plan, signals: dict, greedy: int, model, *, batch, fresh, dry_run
         rankings["greedy"] = {name: in_order(orders[name], found) for name, found in rankings["all"].items()}
     write_rankings(plan, rankings)
     return outcome(plan, rows)
+
+
+def _score(plan, signals: dict, study, say) -> None:
+    """Write the scores that are missing; a signal that fails is left out, and said."""
+    from forward_influence.accepting import check_tuned_for
+    from forward_influence.code_hash import code_hashes
+    from forward_influence.token_files import append_scores, scored
+    from infokv.identity import identity_of
+
+    codes = code_hashes(signals)
+    there = scored(plan, codes)
+    todo = [
+        (document, missing)
+        for document in plan.documents
+        if (missing := {name: one for name, one in signals.items() if (document.id, name) not in there})
+    ]
+    if todo:
+        for sentence in check_tuned_for(signals.values(), identity_of(study.loaded.model), plan.accept_model):
+            say(sentence)
+    for document, missing in todo:
+        scores, failed = shared_scores(study.loaded.model, document, missing, plan.spec)
+        append_scores(plan, document, scores, codes)
+        for name, reason in failed.items():
+            say(f"Document {document.id!r} has no scores of {name} ({reason.rstrip('.')}); going on.")
 
 
 def sample_positions(candidates: range, sample: int | None, seed: int) -> list[int]:
@@ -152,8 +172,8 @@ def random_sets(places: list[int], size: int, seed: int) -> list[list[int]]:
     return [dealt[start : start + size] for start in range(0, len(dealt) - size + 1, size)]
 
 
-def shared_scores(model, document, signals: dict, spec) -> dict[str, list[float]]:
-    """Scores of all positions of the prefix by each scorer, averaged over layers and heads."""
+def shared_scores(model, document, signals: dict, spec) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Scores of all positions of the prefix by each scorer, averaged over layers and heads; and why some have none."""
     import torch
 
     from forward_influence.engine import CHUNK_SIZE
@@ -168,4 +188,10 @@ def shared_scores(model, document, signals: dict, spec) -> dict[str, list[float]
             model, ids, needs, chunk_size=CHUNK_SIZE, total_length=total,
             candidates=range(spec.sinks, spec.prefix - spec.recent), seed=document_seed(spec.seed, document.id),
         )  # fmt: skip
-        return {name: one.shared_scores(facts).tolist() for name, one in signals.items()}
+        scores, failed = {}, {}
+        for name, one in signals.items():
+            try:
+                scores[name] = one.shared_scores(facts).tolist()
+            except (Exception, SystemExit) as error:  # a third party's code may raise anything; the others go on
+                failed[name] = describe_error(error)
+        return scores, failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from forward_influence.selectors import make_selector
 from forward_influence.token_files import SCORES, read_scores
 from forward_influence.token_influence import random_sets, sample_positions, token_influence
 from infokv.prefill import prefill
+from infokv.scorer import Scorer
 
 PREFIX, HORIZON = 60, 200  # near: 0 to 128, far: 128 to 200
 
@@ -217,3 +219,21 @@ def test_greedy_sees_that_two_tokens_say_the_same():
     assert greedy_order(cost, worth, 4) == [1, 3, 4, 2]
     assert greedy_order(cost, worth, 2, pool=1) == [1, 2]  # 3 was not looked at again
     assert greedy_order(cost, worth, 9) == [1, 3, 4, 2] and greedy_order(cost, {}, 2) == []
+
+
+@dataclass(frozen=True)
+class Broken(Scorer):
+    """A signal that is not always there."""
+
+    needs = ("entropy",)
+
+    def score(self, signals):
+        raise ArithmeticError("no luck")
+
+
+def test_a_signal_that_fails_is_left_out_and_said(tiny, tmp_path, capsys):
+    given = tiny | {"quiet": False}
+    outcome = token_influence(sample=6, group=(), signal=("knorm", Broken), limit=1, out=tmp_path, **given)
+    assert outcome.ok == 1 and "ArithmeticError: no luck" in capsys.readouterr().err
+    entries = [json.loads(line) for line in (tmp_path / SCORES).read_text().splitlines()]
+    assert [entry["signal"] for entry in entries] == ["knorm"]
