@@ -152,7 +152,9 @@ def _text(value: object) -> str:
 def _budget(measured: list[str], method: str, asked: str | float | None) -> str:
     if asked is None:
         if len(measured) > 1:
-            raise UserError(f"Method {method!r} was measured at budgets {', '.join(measured)}; choose one of them.")
+            raise UserError(
+                f"Method {method!r} was measured at budgets {', '.join(measured)}; give one of them as the budget."
+            )
         return measured[0]
     for one in measured:
         if one == str(asked) or _share(one) == _share(str(asked)) is not None:

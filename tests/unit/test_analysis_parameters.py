@@ -12,6 +12,8 @@ import pytest
 from forward_influence.analysis import open_runs, parameter_figure, parameter_table, plot_parameters
 from forward_influence.analysis.parameter_plot import evenly_numbered
 from forward_influence.analysis.parameters import in_order, value_of
+from forward_influence.cli import run as run_command
+from forward_influence.cli.parameters import defaults_of
 from forward_influence.errors import UserError
 from forward_influence.rows import ROW_FIELDS, RunSpec, row_key
 from forward_influence.runs import RunFolder
@@ -131,7 +133,7 @@ def test_a_parameter_without_a_default_is_read_from_the_names(measured):
 
 def test_several_budgets_need_a_choice(measured):
     runs = measured(["infokv", "infokv:alpha=0.5", "infokv:alpha=0.7@20 tokens"], budgets=("0.4", "0.2"))
-    with pytest.raises(UserError, match=r"measured at budgets 0\.4, 0\.2, 20 tokens; choose one"):
+    with pytest.raises(UserError, match=r"measured at budgets 0\.4, 0\.2, 20 tokens; give one of them as the budget"):
         parameter_table(runs, "infokv", "alpha", defaults=DEFAULTS)
     for budget in ("0.2", "0.20", 0.2):
         table = parameter_table(runs, "infokv", "alpha", defaults=DEFAULTS, budget=budget)
@@ -270,3 +272,38 @@ def test_files_are_named_after_the_parameters(measured):
     assert [path.name for path in plot_parameters(runs, formats=["png"], **given)] == [
         "parameters-alpha.png", "parameters-alpha.csv"
     ]  # fmt: skip
+
+
+def test_defaults_are_those_of_the_class():
+    found = defaults_of("infokv")
+    assert (found["alpha"], found["tau"], found["k"], found["align"]) == (0.9, 1.0, 256, "self")
+    assert defaults_of("infokv.scorers.infokv:InfoKV") == found
+    assert defaults_of("entropy")["k"] is None  # a selector that is a scorer
+
+
+def test_the_command_draws_parameters(measured, capsys):
+    run = measured(n=2).runs[0].path
+    for given, message in {
+        ("--figure", "parameters"): "needs the parameter on its axis; give one such as --x alpha.",
+        ("--figure", "fidelity", "--lines", "k"): "--lines belongs to --figure parameters, and this is fidelity;",
+        ("--budget", "0.4"): "--budget belongs to --figure parameters",
+        (
+            "--figure",
+            "parameters",
+            "--x",
+            "alpha",
+            "--selector",
+            "a",
+        ): "--selector does not go with --figure parameters",
+        ("--figure", "parameters", "--x", "alpha", "--method", "infokw"): "did you mean 'infokv'?",
+    }.items():
+        assert run_command(["plot", str(run), *given]) == 2
+        assert message in capsys.readouterr().err
+    given = ["--figure", "parameters", "--x", "alpha", "--lines", "k", "--budget", "0.4", "--format", "svg"]
+    assert run_command(["plot", str(run), *given]) == 0
+    told = capsys.readouterr()
+    assert told.out.split() == [str(run / f"parameters-alpha-k.{kind}") for kind in ("svg", "csv")]
+    assert "from 2 documents" in told.err
+    # Its class has more parameters than the defaults above, so that sinks=4 is another value of a known one.
+    assert run_command(["plot", str(run), "--figure", "parameters", "--x", "tau", "--format", "svg"]) == 0
+    assert list(pandas.read_csv(run / "parameters-tau.csv").value.unique()) == [1.0, 2.0]

@@ -10,6 +10,7 @@ import pytest
 
 from forward_influence.analysis import describe_tuning, open_tuning, plot_tuning, tuning_figure, tuning_table, verdicts
 from forward_influence.analysis.tuning_plot import drawn_bands
+from forward_influence.cli import run as run_command
 from forward_influence.errors import UserError
 from forward_influence.rows import ROW_FIELDS, RunSpec, row_key
 from forward_influence.runs import RunFolder
@@ -256,3 +257,25 @@ def test_files_lie_in_the_folder_of_the_tuning(tuned, tmp_path):
     assert all((folder / f"tuning.{suffix}").stat().st_size for suffix in ("png", "pdf", "svg", "csv"))
     paths = plot_tuning(folder / "tuned.json", tmp_path / "other.png", formats=["png"])
     assert paths == [tmp_path / "other.png", tmp_path / "other.csv"]
+
+
+def test_the_commands_know_the_folder_of_a_tuning(tuned, capsys):
+    folder = tuned(n=3)
+    for given in (folder, folder / "tuned.json"):
+        assert run_command(["plot", str(given), "--format", "svg"]) == 0
+        told = capsys.readouterr()
+        assert told.out.split() == [str(folder / "tuning.svg"), str(folder / "tuning.csv")]
+        assert "from 3 documents" in told.err
+        assert run_command(["show", str(given)]) == 0
+        assert capsys.readouterr().out == describe_tuning(folder) + "\n"
+    for given, message in {
+        (): "needs the one folder that tune wrote",
+        (folder, folder): "needs the one folder that tune wrote",
+        (folder, "--selector", "infokv"): "--selector does not go with --figure tuning",
+        (folder, "--x", "alpha"): "--x belongs to --figure parameters",
+        (folder / "held-out",): "cannot be read",
+    }.items():
+        assert run_command(["plot", *map(str, given), "--figure", "tuning"]) == 2
+        assert message in capsys.readouterr().err
+    assert run_command(["show", str(folder / "held-out")]) == 0
+    assert "12 measured" in capsys.readouterr().out
