@@ -159,10 +159,9 @@ class InfoKV(Scorer):
         )
 
     def uncertainty(self, signals: TokenSignals) -> torch.Tensor:
-        """The entropy term (D + tau) * H before its softmax, ``[layers, heads or 1, tokens]``."""
+        """The entropy term (D + tau) * H before its softmax, ``[layers, 1, tokens]``."""
         entropy, evolution = (signals[name] for name in self.entropy_needs)
-        evolution = evolution.reshape(evolution.shape[0], -1, signals.tokens)
-        return (evolution + self.tau) * entropy.reshape(1, -1, signals.tokens)
+        return (evolution[:, None] + self.tau) * entropy
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
         """``[layers, heads, tokens]``; 0 outside the candidates."""

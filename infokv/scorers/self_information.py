@@ -25,5 +25,5 @@ class SelfInformation(Scorer):
     sinks: ClassVar[int] = 1
 
     def score(self, signals: TokenSignals) -> torch.Tensor:
-        """``[1, kv_heads or 1, tokens]``, nats."""
-        return signals.self_information.reshape(1, -1, signals.tokens)
+        """``[1, 1, tokens]``, nats."""
+        return signals.self_information[None, None]
