@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-_DASHES = ("-", "--", ":", "-.")
+_DASHES = ("-", "--", ":")  # their number and that of colours and markers have no divisor in common
 _ENDS = ("kl_low", "kl", "kl_high")
 
 #: Steps between neighbouring values, and means, that differ by more than this would hide the small ones.

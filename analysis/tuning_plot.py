@@ -24,7 +24,7 @@ from forward_influence.analysis.drawing import (
     save_tables,
     stem_of,
 )
-from forward_influence.analysis.tuning_report import OTHERS, Tuning, open_tuning, tuning_table
+from forward_influence.analysis.tuning_report import Tuning, open_tuning, tuning_table
 
 if TYPE_CHECKING:
     import pandas
@@ -37,8 +37,8 @@ _PANELS = {
     "top1_changed": ("top-1 changes (% points)", 100),
 }
 
-#: Distance of two bands in a row, of which each is 1 high; and letters in a line of words.
-_DODGE, _WIDTH = 0.18, 120
+#: Distance of two bands in a row, of which each is 1 high; and letters in a line of the title and of the caption.
+_DODGE, _TITLE, _WIDTH = 0.18, 100, 140
 
 
 def tuning_figure(path: str | Path) -> Figure:
@@ -90,7 +90,7 @@ def plot_tuning(path: str | Path, target: str | Path | None = None, *, formats: 
 def _draw(tuning: Tuning, table: pandas.DataFrame) -> Figure:
     bands = drawn_bands(table)
     with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
-        figure = Figure(figsize=(8.6, 5.4), layout="constrained")
+        figure = Figure(figsize=(8.6, 6.1), layout="constrained")
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(2, len(_PANELS), height_ratios=(0.5 + 0.25 * len(bands) + 1.2, 1.5))
         for column, metric in enumerate(_PANELS):
@@ -102,8 +102,8 @@ def _draw(tuning: Tuning, table: pandas.DataFrame) -> Figure:
         corner = figure.add_subplot(grid[1, 2])
         corner.axis("off")
         corner.legend(handles=handles, title="bands above", loc="upper left", frameon=False, alignment="left")
-        words = f"What tuning {tuning.content['method']} is worth on held-out documents ({tuning.aim})"
-        setting = textwrap.fill(f"tuned: {tuning.setting}", _WIDTH, break_on_hyphens=False)
+        words = f"What tuning {tuning.content['method']} is worth on held-out documents"
+        setting = textwrap.fill(f"tuned for {tuning.aim}: {tuning.setting}", _TITLE, break_on_hyphens=False)
         figure.suptitle(f"{words}\n{setting}", x=0.01, ha="left", fontsize="medium", linespacing=1.4)
         figure.supxlabel(_caption(tuning, table), x=0.01, ha="left", fontsize="small", color="0.25")
         seaborn.despine(figure)
@@ -127,33 +127,34 @@ def _draw_differences(axes: Axes, tuning: Tuning, table: pandas.DataFrame, bands
     """A row per other setting with a point and an interval for each band; returns the keys of the bands."""
     name, factor = _PANELS[table.metric.iloc[0]]
     axes.axvline(0, color="0.45", linewidth=0.8, zorder=0)
-    handles = []
+    handles, pairs = [], tuning.pairs
     for index, ((band, label), colour, marker) in enumerate(zip(bands.items(), palette(), MARKERS)):
-        part = table[table.band == band].set_index("other").loc[list(OTHERS)]
+        part = table[table.band == band].set_index(["one", "other"]).loc[pairs]
         low, middle, high = (
             factor * np.where(np.isfinite(part[column]), part[column], np.nan)
             for column in ("low", "difference", "high")
         )
-        heights = np.arange(len(OTHERS)) + _DODGE * (index - (len(bands) - 1) / 2)
+        heights = np.arange(len(pairs)) + _DODGE * (index - (len(bands) - 1) / 2)
         axes.hlines(heights, low, high, color=colour, linewidth=1.4)
         axes.plot(middle, heights, color=colour, marker=marker, markersize=4.5, linestyle="")
         handles.append(Line2D([], [], color=colour, marker=marker, markersize=4.5, linewidth=1.4, label=label))
-    axes.set_yticks(range(len(OTHERS)), [_row(tuning, who) for who in OTHERS])
-    axes.set_ylim(len(OTHERS) - 0.5, -0.5)
+    axes.set_yticks(range(len(pairs)), [_row(tuning, *pair) for pair in pairs])
+    axes.set_ylim(len(pairs) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    better = "\N{LEFTWARDS ARROW} tuned is better" if tuning.sign > 0 else "tuned is better \N{RIGHTWARDS ARROW}"
+    better = (
+        "\N{LEFTWARDS ARROW} the first is better" if tuning.sign > 0 else "the first is better \N{RIGHTWARDS ARROW}"
+    )
     axes.set_xlabel(f"{name}\n{better}")
     return handles
 
 
-def _row(tuning: Tuning, who: str) -> str:
-    names = {
-        "default": "tuned minus\ndefaults",
-        "attention": "tuned minus\nattention alone",
-        "random": f"tuned minus best of\n{tuning.facts['random']['tried']} random settings",
-    }
-    return names[who] + ("\n(the same setting)" if tuning.is_tuned(who) else "")
+def _row(tuning: Tuning, one: str, other: str) -> str:
+    drawn = f"best of\n{tuning.facts['random']['tried']} random settings"
+    names = {"default": "\ndefaults", "paper": "\nInfoKV of the paper", "attention": "\nattention alone",
+             "random": f" {drawn}"}  # fmt: skip
+    first = "tuned" if one == "tuned" else f"{drawn}".replace("\n", " ")
+    return f"{first} minus{names[other]}" + ("\n(the same setting)" if tuning.same(one, other) else "")
 
 
 def _draw_training(axes: Axes, tuning: Tuning) -> None:
@@ -161,12 +162,13 @@ def _draw_training(axes: Axes, tuning: Tuning) -> None:
     facts = tuning.facts
     found = {"search": facts["train_kl"], "random settings": facts["random"]["train_kl"]}
     for (name, settings), colour, marker in zip(found.items(), ("0.1", "0.55"), "o^"):
-        ranked = sorted(filter(np.isfinite, settings.values()), reverse=tuning.sign < 0)
+        ranked = sorted((kl for kl in settings.values() if kl is not None), reverse=tuning.sign < 0)
         axes.plot(range(1, len(ranked) + 1), ranked, label=name, color=colour, marker=marker, markersize=4.5,
                   linewidth=1)  # fmt: skip
-    default = facts["train_kl"].get(facts["judged"]["default"], np.inf)
-    if np.isfinite(default):
-        better = sum(tuning.sign * value < tuning.sign * default for value in facts["train_kl"].values())
+    default = facts["train_kl"].get(facts["judged"]["default"])
+    if default is not None:
+        known = [value for value in facts["train_kl"].values() if value is not None]
+        better = sum(tuning.sign * value < tuning.sign * default for value in known)
         axes.plot([better + 1], [default], label="defaults", color="0.1", marker="o", markersize=10, linestyle="",
                   markerfacecolor="none")  # fmt: skip
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
@@ -174,7 +176,7 @@ def _draw_training(axes: Axes, tuning: Tuning) -> None:
     axes.set_xlabel("rank among settings measured on all training documents")
     axes.set_ylabel("training KL (nats)")
     axes.margins(y=0.15)
-    axes.legend(frameon=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, borderaxespad=0.2)
 
 
 def _caption(tuning: Tuning, table: pandas.DataFrame) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,12 @@ from forward_influence.analysis.rate_distortion import METRICS, by_document, off
 from forward_influence.analysis.stats import few_documents
 from forward_influence.errors import UserError
 from forward_influence.paths import reachable_path
+from forward_influence.run_files import TUNED
 
-TUNED = "tuned.json"
-
-#: Whom the tuned setting is compared with, and what they are.
+#: Who is judged beside the tuned setting, and what they are.
 OTHERS = {
     "default": "the method's defaults",
+    "paper": "InfoKV as in the paper",
     "attention": "attention alone (snapkv)",
     "random": "the best of as many random settings",
 }
@@ -38,6 +38,7 @@ class Tuning:
     content : dict
         Method, parameters, model, provenance.
     runs : Runs
+        Rows of the held-out documents alone, of the judged settings.
     """
 
     path: Path
@@ -54,9 +55,20 @@ class Tuning:
         """1 where a small KL is good, -1 where a large one is."""
         return 1 if self.facts["objective"] == "fidelity" else -1
 
-    def is_tuned(self, other: str) -> bool:
-        """Whether one of :data:`OTHERS` is the tuned setting itself."""
-        return self.facts["judged"][other] == self.facts["judged"]["tuned"]
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Whose difference is looked at: the tuned setting minus each other, and the random one minus the default."""
+        return [("tuned", who) for who in OTHERS if who in self.facts["judged"]] + [("random", "default")]
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two of those that are judged are one setting."""
+        return self.facts["judged"][one] == self.facts["judged"][other]
+
+    @property
+    def training_gain(self) -> float:
+        """How much better the tuned setting was than the default on the documents of the search, nats."""
+        kl = [self.facts["train_kl"].get(self.facts["judged"][who]) for who in ("default", "tuned")]
+        return float("nan") if None in kl else self.sign * (kl[0] - kl[1])
 
     @property
     def setting(self) -> str:
@@ -99,44 +111,50 @@ def open_tuning(path: str | Path) -> Tuning:
         facts = content["provenance"]
         content["method"], content["parameters"].items(), facts["keep"], facts["fraction"], facts["random"]["tried"]
         [facts[name] for name in ("objective", "tried", "train", "held_out", "train_kl")], tuple(facts["band"])
-        [(facts["judged"][who], facts["held_out_kl"][who]) for who in ("tuned", *OTHERS)]
+        [(facts["judged"][who], facts["held_out_kl"][who]) for who in ("tuned", "default", "attention", "random")]
     except OSError as error:
         raise UserError(f"{str(file)!r} cannot be read ({error.strerror}); give a folder of `tune`.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{str(file)!r} is no tuned file with its provenance ({type(error).__name__}: {error}); run `tune` again."
         ) from error
-    return Tuning(file, content, open_runs(file.parent / "held-out"))
+    judged, held_out = set(facts["judged"].values()), set(facts["held_out"])
+    runs = open_runs(file.parent / "held-out")  # which an earlier request may have filled with other rows, too
+    own = tuple(
+        replace(run, rows=[row for row in run.rows if row["document"] in held_out and row["selector"] in judged])
+        for run in runs.runs
+    )
+    return Tuning(file, content, Runs(own))
 
 
 def tuning_table(
     tuning: Tuning, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
 ) -> pandas.DataFrame:
-    """The tuned setting minus each of :data:`OTHERS`, paired over the held-out documents.
+    """The tuned setting minus each other, and the best random one minus the default, paired over held-out documents.
 
     Returns
     -------
     pandas.DataFrame
-        One line per other setting, band (``all``, ``near``, ``far``, and ``tuned``: the offsets that counted in the
-        search) and metric: ``tuned`` and ``other`` (means over documents: KL and delta NLL in nats, top-1 changes as
-        shares), ``difference`` with its paired percentile bootstrap interval ``low`` to ``high``, ``n_documents``.
-        A setting that is the tuned one itself has differences of 0.
+        One line per pair (``one`` minus ``other``, see :attr:`Tuning.pairs`), band (``all``, ``near``, ``far``, and
+        ``tuned``: the offsets that counted in the search) and metric: ``one_mean`` and ``other_mean`` (means over
+        documents: KL and delta NLL in nats, top-1 changes as shares), ``difference`` with its paired percentile
+        bootstrap interval ``low`` to ``high``, ``n_documents``. Two names of one setting have differences of 0.
     """
     panel = build_panel(tuning.runs)
     bands = offset_bands(panel) | {"tuned": tuple(tuning.facts["band"])}
     places = {who: panel.index(name) for who, name in tuning.facts["judged"].items()}
     lines, differences = [], []
-    for who in OTHERS:
+    for one, other in tuning.pairs:
         for band, (start, stop) in bands.items():
             values = by_document(panel, band, start, stop)
             for metric in METRICS:
-                mine, other = values[metric][[places["tuned"], places[who]]]
-                both = ~np.isnan(mine) & ~np.isnan(other)
+                left, right = values[metric][[places[one], places[other]]]
+                both = ~np.isnan(left) & ~np.isnan(right)
                 with np.errstate(invalid="ignore"):  # infinity minus infinity
-                    differences.append(np.where(both, mine - other, np.nan))
+                    differences.append(np.where(both, left - right, np.nan))
                 lines.append({
-                    "other": who, "band": band, "band_start": start, "band_stop": stop, "metric": metric,
-                    "n_documents": int(both.sum()), "tuned": mean_of(mine[both]), "other_mean": mean_of(other[both]),
+                    "one": one, "other": other, "band": band, "band_start": start, "band_stop": stop, "metric": metric,
+                    "n_documents": int(both.sum()), "one_mean": mean_of(left[both]), "other_mean": mean_of(right[both]),
                     "difference": mean_of(differences[-1][both]),
                 })  # fmt: skip
     low, high = mean_interval(np.stack(differences, axis=1), "percentile", level=level, resamples=resamples, seed=seed)
@@ -146,21 +164,25 @@ def tuning_table(
 
 
 def verdicts(tuning: Tuning, table: pandas.DataFrame) -> list[str]:
-    """One sentence for each other setting: whether the gain in the band that was tuned for is real."""
+    """One sentence for each pair: whether a gain in the offsets that were tuned for shows on the held-out documents."""
     sentences = []
-    for who, what in OTHERS.items():
-        line = table[(table.other == who) & (table.band == "tuned") & (table.metric == "kl")].iloc[0]
-        if tuning.is_tuned(who):
-            sentences.append(f"The tuned setting is that of {what}.")
+    for one, other in tuning.pairs:
+        line = table[(table.one == one) & (table.other == other) & (table.band == "tuned") & (table.metric == "kl")]
+        line = line.iloc[0]
+        who = "The tuned setting" if one == "tuned" else "The best random setting"
+        if tuning.same(one, other):
+            sentences.append(f"{who} is that of {OTHERS[other]}.")
             continue
         gain, *ends = (0.0 - tuning.sign * value for value in (line.difference, line.low, line.high))  # no minus zero
         low, high = sorted(ends)
+        count = f"{line.n_documents} document{'' if line.n_documents == 1 else 's'}"
         if np.isnan(low):
-            found, word = "", f"no interval from {line.n_documents} document{'' if line.n_documents == 1 else 's'}"
+            found, word = "", f"no interval from {count}"
         else:
             found = f" [{low:.3g}, {high:.3g}]"
-            word = "real" if low > 0 else "a loss" if high < 0 else "not shown: its interval includes 0"
-        sentences.append(f"Gain over {what}: {gain:.3g} nats{found}; {word}.")
+            word = "shown" if low > 0 else "a loss" if high < 0 else "not shown: the interval includes 0"
+            word += f" ({count})"
+        sentences.append(f"{who}'s gain over {OTHERS[other]}: {gain:.3g} nats{found}; {word}.")
     return sentences
 
 
@@ -169,23 +191,38 @@ def describe_tuning(path: str | Path) -> str:
     tuning = open_tuning(path)
     facts, table = tuning.facts, tuning_table(tuning)
     method = tuning.content["method"]
-    shown = table[table.metric == "kl"].pivot_table(
-        index="other", columns="band", values="difference", sort=False, dropna=False
-    )  # fmt: skip
-    trained = facts["train_kl"].get(facts["judged"]["tuned"], float("nan"))
-    others = ", ".join(f"{who} {value:.4g}" for who, value in facts["held_out_kl"].items() if who != "tuned")
+    default = table[(table.one == "tuned") & (table.other == "default") & (table.band == "tuned")].set_index("metric")
+    gain = 0.0 - tuning.sign * default.difference["kl"]
     lines = [
         f"tuned      {method}: {tuning.setting}",
         f"for        {tuning.aim}",
         f"tried      {facts['tried']} settings on {len(facts['train'])} documents, and {facts['random']['tried']} "
         "random ones beside",
-        f"mean KL    {trained:.4g} in training, {facts['held_out_kl']['tuned']:.4g} held out ({others})",
+        f"gain       over the defaults {tuning.training_gain:.3g} nats in the search, {gain:.3g} on held-out documents",
         "",
-        "Tuned minus other on the held-out documents, mean KL in nats by band of offsets",
-        shown.to_string(float_format=lambda value: f"{value:.3g}"),
+        "Differences on the held-out documents with paired 95% intervals, by band of offsets",
+        _text(table),
         "",
         *verdicts(tuning, table),
+        "Each interval is for one choice and one draw of random settings, and not corrected for the number of lines.",
     ]
-    if doubt := few_documents(int(table.n_documents.max())):
+    if doubt := few_documents(int(table.n_documents.min())):
         lines.append(doubt)
     return "\n".join([*lines, "", f"use it     {method}:{tuning.path}"])
+
+
+def _text(table: pandas.DataFrame) -> str:
+    """A line per pair and band, a column per metric."""
+    shown = table[table.band != "tuned"] if table.band.nunique() > 2 else table[table.band == "all"]
+    aimed = table[table.band == "tuned"]
+    spans = set(zip(shown.band_start, shown.band_stop))
+    if (aimed.band_start.iloc[0], aimed.band_stop.iloc[0]) not in spans:
+        shown = pandas.concat([shown, aimed])
+    found = [f"{line.difference:.3g} [{line.low:.3g}, {line.high:.3g}]" for line in shown.itertuples()]
+    names = [f"{line.one} - {line.other}" for line in shown.itertuples()]
+    offsets = [f"{line.band_start}-{line.band_stop}" for line in shown.itertuples()]
+    cells = shown.assign(pair=names, offsets=offsets, found=found)
+    wide = cells.pivot(index=["pair", "offsets", "n_documents"], columns="metric", values="found")
+    order = cells[["pair", "offsets", "n_documents"]].drop_duplicates()
+    wide = wide.loc[list(order.itertuples(index=False, name=None)), list(METRICS)]
+    return wide.reset_index().rename_axis(columns=None).to_string(index=False)

@@ -10,7 +10,6 @@ from typer import Argument, Option
 
 from forward_influence.cli.rates import rates
 from forward_influence.cli.tokens import tokens
-from forward_influence.cli.tuned import report
 
 #: Seconds between looks at a growing run.
 _PAUSE = 5.0
@@ -30,7 +29,9 @@ def command(
 
     paths = tuple(run or ())
     if len(paths) == 1 and not follow and export is None and is_tuning(paths[0]):
-        print(report(paths[0]))
+        from forward_influence.analysis.tuning_report import describe_tuning
+
+        print(describe_tuning(paths[0]))
         return
     if len(paths) == 1 and not follow and export is None and (several := different_runs(paths[0])):
         print(listing(several))

@@ -31,8 +31,9 @@ def command(
     data: options.Data = None,
     prefix: Annotated[int, Option(help="Tokens cached before the cache is compressed.")] = 2048,
     horizon: options.Horizon = 512,
-    full_horizon: options.FullHorizon = False,
     chunk: options.Chunk = 128,
+    sinks: Annotated[int, Option(help="First positions that are not candidates, for influence.")] = 4,
+    recent: Annotated[int, Option(help="Last positions of the prefix that are not candidates, for influence.")] = 64,
     skip: options.Skip = 0,
     seed: Annotated[int, Option(help="Order of documents, and settings.")] = 0,
     batch: Annotated[int | None, Option(help="Settings at once. Default: what memory allows.")] = None,
@@ -40,7 +41,7 @@ def command(
     device: options.Device = "auto",
     offline: options.Offline = False,
     extend_context: options.ExtendContext = None,
-    out: Annotated[str | None, Option(help="Folder. Default: runs/<model>-<hash>-tuned-<method>.")] = None,
+    out: Annotated[str | None, Option(help="Folder. Default: runs/<model>-<hash>-tuned-<method>-<hash>.")] = None,
     dry_run: options.DryRun = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
@@ -57,16 +58,16 @@ def command(
         result = tune(
             out=out, method=method, vary=_parsed(vary), objective=objective, keep=keep, fraction=fraction, band=band,
             trials=trials, train=train, held_out=held_out, model=model, tokenizer=tokenizer, data=data or None,
-            prefix=prefix, horizon=horizon, full_horizon=full_horizon, chunk=chunk, skip=skip, seed=seed, batch=batch,
+            prefix=prefix, horizon=horizon, chunk=chunk, sinks=sinks, recent=recent, skip=skip, seed=seed, batch=batch,
             dtype=dtype, device=device, offline=offline, extend_context=extend_context, dry_run=dry_run, quiet=quiet,
         )  # fmt: skip
     except KeyboardInterrupt:
         print("\nInterrupted; finished rows are kept, and the same command goes on from there.", file=sys.stderr)
         raise Exit(INTERRUPTED) from None
     if result is not None:
-        from forward_influence.cli.tuned import report
+        from forward_influence.analysis.tuning_report import describe_tuning
 
-        print(report(result.path), flush=True)
+        print(describe_tuning(result.path), flush=True)
 
 
 def _parsed(vary: list[str] | None) -> dict[str, list[str]] | None:

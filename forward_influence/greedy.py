@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from forward_influence.filling import filling
 from forward_influence.objectives import mean_kl
+from forward_influence.open_study import opened
 from forward_influence.plan import Plan
 from forward_influence.selectors import make_selectors
 
@@ -15,14 +16,14 @@ POOL = 32
 
 
 def greedy_order(
-    cost: Callable[[Sequence[list[int]]], list[float]], alone: dict[int, float], count: int, pool: int = POOL
+    cost: Callable[[Sequence[list[int]]], list[float | None]], alone: dict[int, float], count: int, pool: int = POOL
 ) -> list[int]:
     """Positions in the order in which each adds most to the influence of those before it.
 
     Parameters
     ----------
     cost : callable
-        Takes sets of positions and gives the influence of each, in nats.
+        Takes sets of positions and gives the influence of each, in nats; None where it could not be measured.
     alone : dict of int to float
         Influence of each candidate alone.
     count : int
@@ -36,15 +37,20 @@ def greedy_order(
         ahead = sorted(gains, key=lambda place: (-gains[place], place))[:pool]
         if chosen:
             costs = cost([sorted([*chosen, place]) for place in ahead])
-            gains |= {place: found - worth for place, found in zip(ahead, costs)}
+            gains |= {place: _gain(found, worth) for place, found in zip(ahead, costs)}
         best = min(ahead, key=lambda place: (-gains[place], place))
         worth += gains.pop(best)
         chosen.append(best)
     return chosen
 
 
+def _gain(cost: float | None, worth: float) -> float:
+    """What a set costs more than its part; nothing where either is unknown or both are infinite."""
+    return 0.0 if cost is None or math.isinf(worth) else cost - worth
+
+
 def measure_greedily(
-    plan: Plan, alone: dict[str, dict[int, float]], count: int, model, *, batch: int | None, quiet: bool, debug: bool
+    plan: Plan, alone: dict[str, dict[int, float]], count: int, model, *, batch, fresh: bool, quiet: bool, debug: bool
 ) -> dict[str, list[int]]:
     """Greedy orders of documents, measured in the folder of a plan; see :func:`greedy_order`.
 
@@ -56,14 +62,14 @@ def measure_greedily(
         Influence of each position alone, by document.
     """
     band = (0, plan.spec.horizon)
-    with filling(plan, model, batch=batch, fresh=False, quiet=quiet, debug=debug) as study:
+    with opened(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
 
-        def cost(document, sets: Sequence[list[int]]) -> list[float]:
+        def cost(document, sets: Sequence[list[int]]) -> list[float | None]:
             selectors = make_selectors([positions_text(one) for one in sets])
             part = replace(plan, documents=[document], short=[], selectors=selectors)
             study.fill(part)
             means = mean_kl(study.folder.rows(), part, band)
-            return [means[positions_text(one)] or 0.0 for one in sets]  # a row that failed adds nothing
+            return [means[positions_text(one)] for one in sets]
 
         return {
             document.id: greedy_order(lambda sets, document=document: cost(document, sets), alone[document.id], count)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from forward_influence.errors import UserError
-from forward_influence.filling import Filling, filling
 from forward_influence.horizon_bands import named_bands
 from forward_influence.methods import make_methods
+from forward_influence.open_study import OpenStudy, opened
 from forward_influence.plan import Plan
 from forward_influence.progress import Progress
 from forward_influence.selectors import TopScore, make_selectors
@@ -39,16 +39,18 @@ class Objective:
         if self.kind not in OBJECTIVES:
             raise UserError(f"objective is {self.kind!r}; it must be {' or '.join(OBJECTIVES)}.")
 
-    def selectors(self, settings: Sequence[Scorer]) -> list:
+    def selectors(self, settings: Iterable[Scorer]) -> list:
         """Compression methods at the budget, or selectors of what is removed."""
-        return make_methods(settings, keep=[self.keep]) if self.kind == "fidelity" else list(map(TopScore, settings))
+        if self.kind == "fidelity":
+            return make_methods(list(settings), keep=[self.keep])
+        return list(map(TopScore, settings))
 
     def name(self, setting: Scorer) -> str:
         """The name of a setting's rows."""
-        return next(iter(make_selectors(self.selectors([setting]))))
+        return self.selectors([setting])[0].canonical()
 
     def loss(self, kl: float | None) -> float:
-        """Of a mean KL in nats; infinite for a setting that failed."""
+        """Of a mean KL in nats; infinite for a setting that was not measured."""
         if kl is None:
             return math.inf
         return kl if self.kind == "fidelity" else -kl
@@ -57,35 +59,43 @@ class Objective:
 @contextlib.contextmanager
 def measuring(
     plan: Plan, objective: Objective, band: tuple[int, int], *, model, batch: int | None, quiet: bool
-) -> Iterator[tuple[Callable, Filling]]:
-    """A function that gives the losses of settings on the first documents of a plan, and the open study.
+) -> Iterator[tuple[Callable, OpenStudy]]:
+    """A function that gives the mean KL of settings on the first documents of a plan, and the open study.
 
-    It takes the settings and a number of documents, and measures what is not there yet.
+    It takes the settings and a number of documents, measures what is not there yet, and gives None for a setting that
+    failed; see :func:`mean_kl`.
     """
     say = Progress(quiet=quiet).say
-    with filling(plan, model, batch=batch, fresh=False, quiet=quiet, debug=False) as study:
+    with opened(plan, model, batch=batch, fresh=False, quiet=quiet, debug=False) as study:
 
-        def loss(settings: Sequence[Scorer], count: int) -> dict[Scorer, float]:
+        def measure(settings: Sequence[Scorer], count: int) -> dict[Scorer, float | None]:
             say(f"{plan.out.name}: {len(settings)} settings on {count} documents.")
-            part = replace(
-                plan, selectors=make_selectors(objective.selectors(settings)), documents=plan.documents[:count]
-            )
+            selectors = make_selectors(objective.selectors(settings))
+            part = replace(plan, selectors=selectors, documents=plan.documents[:count])
             study.fill(part)
             means = mean_kl(study.folder.rows(), part, band)
-            return {one: objective.loss(means[objective.name(one)]) for one in settings}
+            return {one: means[objective.name(one)] for one in settings}
 
-        yield loss, study
+        yield measure, study
 
 
-def mean_kl(rows, plan: Plan, band: tuple[int, int]) -> dict[str, float | None]:
-    """Mean KL over documents and the offsets of a band, nats, by selector; None where a row is missing."""
+def mean_kl(rows: Iterable[dict], plan: Plan, band: tuple[int, int]) -> dict[str, float | None]:
+    """Mean KL over documents and the offsets of a band, nats, by selector.
+
+    Documents in which nothing could be measured count for nobody; a selector that failed in another one has None.
+    """
     wanted = {document.id for document in plan.documents}
-    values: dict[str, list[float]] = {name: [] for name in plan.selectors}
+    found: dict[str, dict[str, float]] = {name: {} for name in plan.selectors}
     for row in rows:
-        if row["document"] in wanted and row["selector"] in values and row["status"] == "ok":
+        if row["document"] in wanted and row["selector"] in found and row["status"] == "ok":
             part = row["kl"][band[0] : band[1]]
-            values[row["selector"]] += [sum(part) / len(part)] if part else []
-    return {name: sum(found) / len(found) if len(found) == len(wanted) else None for name, found in values.items()}
+            if len(part) == band[1] - band[0]:
+                found[row["selector"]][row["document"]] = sum(part) / len(part)
+    usable = set().union(*(set(values) for values in found.values()))
+    return {
+        name: sum(values.values()) / len(values) if usable and set(values) == usable else None
+        for name, values in found.items()
+    }
 
 
 def parse_band(band: str | tuple[int, int], horizon: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from forward_influence.errors import UserError
@@ -33,3 +34,19 @@ def reachable_path(given: str | Path, what: str) -> Path:
     except RuntimeError as error:
         raise UserError(f"{what} {shown} is below a home folder that is not known; give the whole path.") from error
     return path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a kill leaves the old one or the new one, never a part.
+
+    Raises
+    ------
+    UserError
+        If it cannot be written.
+    """
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be written ({error.strerror}); make room and run again.") from error

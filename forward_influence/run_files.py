@@ -19,6 +19,9 @@ except ImportError:  # Windows has no flock
 
 RUN_JSON, ROWS, LOCK = "run.json", "rows.jsonl", ".lock"
 
+#: What a tuning writes beside its two run folders.
+TUNED = "tuned.json"
+
 #: What `fresh` moves aside: the rows and everything made from them. run.json goes last, so that a
 #: kill in between leaves a folder that the same command cleans up.
 _MADE_FROM_ROWS = (ROWS, "failed-*.jsonl", "*.csv", "*.parquet", "*.png", "*.pdf", "*.svg", "scores.jsonl",

@@ -124,6 +124,10 @@ class RunFolder:
         """Keys of the finished rows (``ok`` and ``skipped``)."""
         return set(self._contents.done)
 
+    def tried(self) -> set[str]:
+        """Keys of the finished rows, and of those that have failed since the folder was opened."""
+        return self._contents.done | self._failed
+
     def append(self, rows: Iterable[dict]) -> None:
         """Write rows, together and durably: after a kill either the file has them or they are redone.
 

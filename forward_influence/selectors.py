@@ -50,7 +50,7 @@ class Selector:
         return TopScore(self).select(signals, count, document)
 
 
-class NotListed(Exception):
+class NotListed(Refused):
     """A selector has nothing to say about a document: its row is skipped with this reason."""
 
 

@@ -170,7 +170,7 @@ def measure(
     )  # fmt: skip
     if dry_run:
         from forward_influence.dry_run import describe_plan, rows_there
-        from forward_influence.filling import pending
+        from forward_influence.open_study import pending
 
         rows = rows_there(plan, fresh)
         done = {row["key"] for row in rows if row["status"] != "failed"}
@@ -181,10 +181,10 @@ def measure(
 
 def run_plan(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Outcome:
     """Measure a plan into its folder."""
-    from forward_influence.filling import filling
+    from forward_influence.open_study import opened
     from forward_influence.runs import CannotWrite
 
-    with filling(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
+    with opened(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
         try:
             study.fill(plan)
         except CannotWrite as error:
@@ -197,7 +197,7 @@ def run_plan(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, 
 
 def outcome(plan: Plan, rows: Iterable[dict]) -> Outcome:
     """Documents of this request by how they ended."""
-    from forward_influence.filling import wanted
+    from forward_influence.open_study import wanted
 
     keys = wanted(plan)
     statuses: dict[str, list[str]] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forward_influence.errors import UserError
 from forward_influence.horizon_bands import named_bands
+from forward_influence.paths import write_whole
 
 SCORES = "scores.jsonl"
 
@@ -32,12 +33,16 @@ def read_scores(folder: Path, spec_hash: str) -> list[dict]:
     path = folder / SCORES
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
     out = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} is no text ({error}); delete the file.") from error
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was torn
         try:
             entry = json.loads(line)
-            fits = entry["hash"] == spec_hash and isinstance(entry["scores"], list) and entry["document_sha"]
+            fits = entry["hash"] == spec_hash and isinstance(entry["scores"], list)
+            fits = fits and all(type(entry[name]) is str for name in ("document", "document_sha", "signal"))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{str(path)!r} is corrupt in line {number} ({error}); delete the file.") from error
         if not fits:
@@ -47,11 +52,24 @@ def read_scores(folder: Path, spec_hash: str) -> list[dict]:
 
 
 def scored(plan, codes: dict[str, str]) -> set[tuple[str, str]]:
-    """Documents and signals whose scores are there, for the texts of a plan and this code of other people's signals."""
+    """Documents and signals whose scores are there, for the texts of a plan and this code of other people's signals.
+
+    Raises
+    ------
+    UserError
+        If a line has not one score for each position.
+    """
     texts = {document.id: document.sha for document in plan.documents}
+    entries = read_scores(plan.out, plan.spec.hash())
+    for one in entries:
+        if len(one["scores"]) != plan.spec.prefix:
+            raise UserError(
+                f"{str(plan.out / SCORES)!r} has {len(one['scores'])} scores of {one['signal']!r} for "
+                f"{plan.spec.prefix} positions; delete the file."
+            )
     return {
         (one["document"], one["signal"])
-        for one in read_scores(plan.out, plan.spec.hash())
+        for one in entries
         if texts.get(one["document"]) == one["document_sha"] and codes.get(one["signal"]) == one.get("code")
     }
 
@@ -86,14 +104,14 @@ def _sound_length(path: Path) -> int:
 def rankings_of(plan, rows: list[dict]) -> dict[str, dict[str, dict[int, float]]]:
     """What every single removed position cost, mean nats by band, document and position.
 
-    Only documents that were measured to the horizon count, so that bands are whole.
+    A document that ends before a band does is not in it.
     """
     documents = {document.id for document in plan.documents}
     found: dict[str, dict[str, dict[int, float]]] = {}
     for name, (start, stop) in named_bands(plan.spec.horizon).items():
         found[name] = {}
         for row in rows:
-            whole = row["status"] == "ok" and len(row["kl"]) >= plan.spec.horizon
+            whole = row["status"] == "ok" and len(row["kl"]) >= stop
             if whole and row["n_removed"] == 1 and row["document"] in documents:
                 mean = sum(row["kl"][start:stop]) / (stop - start)
                 found[name].setdefault(row["document"], {})[row["removed"][0]] = mean
@@ -102,17 +120,27 @@ def rankings_of(plan, rows: list[dict]) -> dict[str, dict[str, dict[int, float]]
 
 def in_order(first: list[int], alone: dict[int, float]) -> dict[int, float]:
     """Influences of positions, lifted for some so that they come first and in this order."""
-    top = max(value for value in alone.values() if math.isfinite(value)) if alone else 0.0
-    return alone | {place: top + len(first) - number for number, place in enumerate(first)}
+    top = max((value for value in alone.values() if math.isfinite(value)), default=0.0)
+    others = {place: min(value, top) for place, value in alone.items()}
+    return others | {place: top + len(first) - number for number, place in enumerate(first)}
 
 
-def write_rankings(plan, rankings: dict[str, dict[str, dict[int, float]]]) -> None:
-    """``influence-<name>.json`` for each ranking: positions and what they cost, with the texts in which it was so."""
+def write_rankings(plan, rankings: dict[str, dict[str, dict[int, float]]], model: dict) -> None:
+    """``influence-<name>.json`` for each ranking: positions and what they cost, with the texts in which it was so.
+
+    Parameters
+    ----------
+    plan : Plan
+    rankings : dict
+        As :func:`rankings_of` gives them.
+    model : dict
+        Identity of the model.
+    """
     bands = named_bands(plan.spec.horizon)
     for name, of_document in rankings.items():
         content = {
             "band": list(bands.get(name, bands["all"])), "run": plan.spec.hash(), "sinks": plan.spec.sinks,
-            "recent": plan.spec.recent,
+            "recent": plan.spec.recent, "model": model,
             "documents": [
                 {
                     "document": document.id, "tokens": list(document.ids[: plan.spec.prefix]),
@@ -123,10 +151,4 @@ def write_rankings(plan, rankings: dict[str, dict[str, dict[int, float]]]) -> No
                 if (found := of_document.get(document.id))
             ],
         }  # fmt: skip
-        path = plan.out / ranking_file(name)
-        draft = path.with_suffix(".tmp")
-        try:
-            draft.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(draft, path)
-        except OSError as error:
-            raise UserError(f"{str(path)!r} cannot be written ({error.strerror}); make room and run again.") from error
+        write_whole(plan.out / ranking_file(name), json.dumps(content, allow_nan=False) + "\n")

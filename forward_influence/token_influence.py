@@ -8,13 +8,25 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import torch
+
+from forward_influence.accepting import check_tuned_for
+from forward_influence.code_hash import code_hashes
+from forward_influence.dry_run import describe_plan, rows_there
+from forward_influence.engine import CHUNK_SIZE
 from forward_influence.errors import UserError
-from forward_influence.greedy import positions_text
+from forward_influence.greedy import measure_greedily, positions_text
+from forward_influence.open_study import opened, pending
 from forward_influence.plan import default_out, document_seed, make_plan
 from forward_influence.progress import Progress
 from forward_influence.request import check_numbers
+from forward_influence.runs import read_run
 from forward_influence.selectors import describe_error, make_selectors
 from forward_influence.study import Outcome, outcome
+from forward_influence.token_files import append_scores, in_order, ranking_file, rankings_of, scored, write_rankings
+from infokv.calls import evaluation
+from infokv.identity import identity_of, sizes_of
+from infokv.prefill import prefill
 
 #: What is compared with the measured influence, unless the caller says otherwise.
 DEFAULT_SIGNALS = (
@@ -41,8 +53,8 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
     Parameters
     ----------
     sample : int or None
-        Positions to measure: one drawn from each of as many equal parts of the candidates, the same in all documents;
-        None: all candidates.
+        Positions to measure: one drawn from each of as many equal parts of the candidates, the same in all documents
+        (so intervals over documents do not contain the draw of positions); None: all candidates.
     group : iterable of int
         The measured positions are also removed in random sets of these sizes, to see how additive influence is.
     greedy : int
@@ -84,44 +96,50 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
     )  # fmt: skip
     if out is None:
         plan = replace(plan, out=Path(f"{default_out(plan.source.name, plan.spec)}-tokens"))
+    for sentence in check_tuned_for(signals.values(), sizes_of(plan.source.config), plan.accept_model):
+        plan.notices.append(sentence)
+        progress.say(sentence)
     model = options.get("model", "smollm2-135m")
     return run_tokens(plan, signals, greedy, model, batch=batch, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug)
 
 
 def run_tokens(plan, signals: dict, greedy: int, model, *, batch, fresh, dry_run, quiet, debug) -> Outcome:
     """Measure the sets of a plan, score their positions, and write what the selector ``influence`` reads."""
-    from forward_influence.filling import filling, pending
-    from forward_influence.greedy import measure_greedily
-    from forward_influence.token_files import in_order, rankings_of, write_rankings
-
     if dry_run:
-        from forward_influence.dry_run import describe_plan, rows_there
-
         rows = rows_there(plan, fresh)
         done = {row["key"] for row in rows if row["status"] != "failed"}
         print(describe_plan(plan, pending(plan, done)), flush=True)
         return outcome(plan, rows)
-    with filling(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
-        study.fill(plan)
+    with opened(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
         _score(plan, signals, study, Progress(quiet=quiet).say)
+        study.fill(plan)
         rows = list(study.folder.rows())
-        model = model if study.idle else study.loaded
+        model = study.model_or_request
+        identity = noted_identity(plan.out) or identity_of(study.load().model).to_dict()
     rankings = rankings_of(plan, rows)
+    if short := len(plan.documents) - len(rankings["all"]):
+        Progress(quiet=quiet).say(
+            f"{short} of {len(plan.documents)} documents were not measured to the horizon and are not in "
+            f"{ranking_file('all')}; --full-horizon takes longer ones instead."
+        )
     if greedy:
         inside = replace(plan, out=plan.out / "greedy")
-        orders = measure_greedily(inside, rankings["all"], greedy, model, batch=batch, quiet=quiet, debug=debug)
+        orders = measure_greedily(
+            inside, rankings["all"], greedy, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug
+        )  # fmt: skip
         rankings["greedy"] = {name: in_order(orders[name], found) for name, found in rankings["all"].items()}
-    write_rankings(plan, rankings)
+    write_rankings(plan, rankings, identity)
     return outcome(plan, rows)
+
+
+def noted_identity(folder: Path) -> dict | None:
+    """The identity of the model with which a run was measured, where it was noted."""
+    run = read_run(folder)
+    return next((one["identity"] for one in (run.provenance, *run.resumed) if "identity" in one), None)
 
 
 def _score(plan, signals: dict, study, say) -> None:
     """Write the scores that are missing; a signal that fails is left out, and said."""
-    from forward_influence.accepting import check_tuned_for
-    from forward_influence.code_hash import code_hashes
-    from forward_influence.token_files import append_scores, scored
-    from infokv.identity import identity_of
-
     codes = code_hashes(signals)
     there = scored(plan, codes)
     todo = [
@@ -130,10 +148,9 @@ def _score(plan, signals: dict, study, say) -> None:
         if (missing := {name: one for name, one in signals.items() if (document.id, name) not in there})
     ]
     if todo:
-        for sentence in check_tuned_for(signals.values(), identity_of(study.loaded.model), plan.accept_model):
-            say(sentence)
+        study.check_tuned_for(signals.values())
     for document, missing in todo:
-        scores, failed = shared_scores(study.loaded.model, document, missing, plan.spec)
+        scores, failed = shared_scores(study.load().model, document, missing, plan.spec)
         append_scores(plan, document, scores, codes)
         for name, reason in failed.items():
             say(f"Document {document.id!r} has no scores of {name} ({reason.rstrip('.')}); going on.")
@@ -174,12 +191,6 @@ def random_sets(places: list[int], size: int, seed: int) -> list[list[int]]:
 
 def shared_scores(model, document, signals: dict, spec) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Scores of all positions of the prefix by each scorer, averaged over layers and heads; and why some have none."""
-    import torch
-
-    from forward_influence.engine import CHUNK_SIZE
-    from infokv.calls import evaluation
-    from infokv.prefill import prefill
-
     ids = torch.tensor([document.ids[: spec.prefix]], device=model.get_input_embeddings().weight.device)
     total = min(len(document.ids), spec.prefix + spec.horizon)
     needs = dict.fromkeys(need for one in signals.values() for need in one.needs)

@@ -27,8 +27,8 @@ class ModelIdentity:
         The configuration's ``model_type``.
     layers, heads, kv_heads, vocabulary : int
     weights : str
-        Hash of 1,024 fixed weights, in the precision of bfloat16, so that it is the same in other dtypes. Empty where
-        it is not known yet.
+        Two hashes of 1,024 fixed weights, rounded to bfloat16 and to float16: weights in float32 share one of them
+        with the same weights in either. Empty where it is not known yet.
     """
 
     architecture: str
@@ -53,7 +53,10 @@ class ModelIdentity:
         names = {one.name: str if one.type == "str" else int for one in fields(cls)}
         fits = isinstance(values, Mapping) and set(values) == set(names)
         if not fits or any(type(values[name]) is not kind for name, kind in names.items()):
-            raise Refused(f"The model of a tuned file is {values!r}; it must have {', '.join(names)}.")
+            raise Refused(
+                f"The model of a tuned file is {values!r}; it must have {', '.join(names)}, as tune writes them: tune "
+                "again."
+            )
         return cls(**values)
 
     def difference(self, other: ModelIdentity) -> str | None:
@@ -61,7 +64,8 @@ class ModelIdentity:
         mine, its = self.to_dict(), other.to_dict()
         parts = [f"{name} {mine[name]!r} there, {its[name]!r} here" for name in mine if name != "weights"
                  and mine[name] != its[name]]  # fmt: skip
-        if not parts and self.weights and other.weights and self.weights != other.weights:
+        known = self.weights and other.weights
+        if not parts and known and not set(self.weights.split("-")) & set(other.weights.split("-")):
             parts.append("other weights in the same sizes")
         return "; ".join(parts) or None
 
@@ -85,11 +89,11 @@ def identity_of(model) -> ModelIdentity:
 
 
 def weights_fingerprint(model) -> str:
-    """Hash of 1,024 weights at fixed places, 16 hex digits."""
+    """Hashes of 1,024 weights at fixed places in bfloat16 and in float16, each 16 hex digits."""
     named = sorted((name, one) for name, one in model.named_parameters() if one.is_floating_point())
     sizes = [one.numel() for _, one in named]
     places = sorted({int((sample + 0.5) * _GOLDEN % 1.0 * sum(sizes)) for sample in range(_SAMPLES)})
-    digest, first, at = hashlib.sha256(), 0, 0
+    digests, first, at = {torch.bfloat16: hashlib.sha256(), torch.float16: hashlib.sha256()}, 0, 0
     for (_, one), size in zip(named, sizes):
         inside = []
         while at < len(places) and places[at] < first + size:
@@ -100,8 +104,9 @@ def weights_fingerprint(model) -> str:
             index = torch.tensor(inside, device=one.device)
             # Unravelled by hand: flattening a transposed weight would copy it.
             values = one.detach()[torch.unravel_index(index, one.shape)] if one.dim() else one.detach()[None]
-            digest.update(values.to(torch.bfloat16).view(torch.int16).cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
+            for dtype, digest in digests.items():
+                digest.update(values.to(dtype).view(torch.int16).cpu().numpy().tobytes())
+    return "-".join(digest.hexdigest()[:16] for digest in digests.values())
 
 
 def foreign(scorer, model: ModelIdentity) -> str | None:

@@ -86,7 +86,7 @@ class Scorer:
         made = construct(cls, name, content["parameters"])
         model = None if content.get("model") is None else ModelIdentity.from_dict(content["model"])
         if model is not None and not accept_model:
-            # No field: equal parameters are equal scorers, whoever chose them.
+            # No field: equal parameters are equal scorers, whoever chose them, and a changed copy was not tuned.
             object.__setattr__(made, "tuned_for", model)
         return made
 

@@ -1,10 +1,23 @@
-"""Running tiny models inside compress(), and what the naive reference wants to know of it."""
+"""Scorers on short texts, tiny models run inside compress(), and what the naive reference wants to know of it."""
 
 from __future__ import annotations
 
 import torch
 
+from infokv import TOVA, InfoKV, PyramidKV, SnapKV
 from infokv.calls import cache_argument
+
+#: Tokens of a prompt, and of the text that goes on from it.
+PROMPT, LENGTH = 40, 52
+
+#: Sets per head, shared by the heads, and shared with uneven layers.
+SCORERS = {
+    "per head": SnapKV(window=6, kernel=3),
+    "mixed": InfoKV(window=6, kernel=3, alpha=0.5),
+    "shared": TOVA(),
+    "uneven": PyramidKV(window=6, kernel=3, beta=5),
+    "entropy layers": InfoKV(window=6, kernel=3, layer_budget="entropy"),
+}
 
 
 def flags(kept, before: int) -> list[torch.Tensor]:

@@ -57,6 +57,15 @@ def save_model(folder: Path, architecture: str = "llama"):
     return model
 
 
+def save_hollow(folder: Path) -> None:
+    """The same, but with weights that cannot be loaded: all but one are missing."""
+    import torch
+    from safetensors.torch import save_file
+
+    head = torch.zeros_like(save_model(folder).lm_head.weight)
+    save_file({"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
+
+
 def words(count: int, seed: int) -> str:
     """A text of ``count`` random words, each one token; the last word of the vocabulary is left to the tests."""
     generator = random.Random(seed)
@@ -102,10 +111,26 @@ def alike(found: list[dict], expected: list[dict]) -> None:
             assert one == pytest.approx(two, rel=1e-4, abs=tolerance, nan_ok=True), (name, field)
 
 
-def arguments(model: Path, data: Path, out: Path, *more: str) -> list[str]:
+def command_line(command: str, model: Path, data: Path, out: Path, study: dict, *more) -> list[str]:
+    """A command line with the options of a study, and whatever more is given behind them."""
+    given = {"model": model, "data": data, "out": out, **study}
+    return [command, *(str(text) for name, value in given.items() for text in (f"--{name}", value)), *map(str, more)]
+
+
+def arguments(model: Path, data: Path, out: Path, *more) -> list[str]:
     """A ``measure`` command line for the tiny model."""
-    options = [text for name, value in STUDY.items() for text in (f"--{name}", str(value))]
-    return ["measure", "--model", str(model), "--data", str(data), "--out", str(out), *options, *more]
+    return command_line("measure", model, data, out, STUDY, *more)
+
+
+def refusal(code: int, out: str, err: str) -> str:
+    """The sentence of a command that could not be met; nothing else may be there but notices before it."""
+    assert code == 2, err
+    assert out == ""
+    assert "Traceback" not in err
+    last = err.rstrip("\n").split("\n")[-1]
+    assert last.startswith("error: ")
+    assert last.endswith((".", "?"))
+    return last
 
 
 #: What the server of :class:`Command` imports once.

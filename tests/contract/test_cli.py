@@ -12,7 +12,6 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from tiny_runs import (
     ENVIRONMENT,
     Command,
@@ -21,23 +20,16 @@ from tiny_runs import (
     arguments,
     by_name,
     read_rows,
+    refusal,
+    save_hollow,
     save_model,
     words,
     write_documents,
 )
 
 from forward_influence import progress
-from forward_influence.cli import run as run_command
 
 TOKENS = [120, 100, 60, 101]  # the third is too short
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +37,7 @@ def tiny(tmp_path_factory):
     """Models and documents: one model can be loaded; of ``hollow`` everything is right but the weights."""
     folder = tmp_path_factory.mktemp("tiny")
     save_model(folder / "model")
-    save_model(folder / "hollow")
-    save_file({"lm_head.weight": torch.zeros(89, 48)}, folder / "hollow" / "model.safetensors", {"format": "pt"})
+    save_hollow(folder / "hollow")
     write_documents(folder / "docs.jsonl", TOKENS)
     (folder / "empty.jsonl").touch()
     (folder / "docs").mkdir()
@@ -58,38 +49,14 @@ def tiny(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def cli(tmp_path, monkeypatch, capsys):
-    """``cli(*arguments)`` runs a command here and gives its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        capsys.readouterr()
-        code = run_command([str(one) for one in arguments])
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def measuring(tiny, *more, model="model", out="run"):
-    return arguments(tiny / model, tiny / "docs.jsonl", out, *map(str, more))
+    return arguments(tiny / model, tiny / "docs.jsonl", out, *more)
 
 
 def changed(command, name, value):
     command = list(command)
     command[command.index(name) + 1] = str(value)
     return command
-
-
-def refusal(code, out, err):
-    """The sentence of a command that could not be met; nothing else may be there but notices before it."""
-    assert code == 2
-    assert out == ""
-    assert "Traceback" not in err
-    last = err.rstrip("\n").split("\n")[-1]
-    assert last.startswith("error: ")
-    assert last.endswith((".", "?"))
-    return last
 
 
 REFUSED = {

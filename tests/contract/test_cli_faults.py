@@ -7,9 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from tiny_runs import Script, arguments, save_model, write_documents
-
-from forward_influence.cli import run as run_command
+from tiny_runs import Script, arguments, refusal, save_model, write_documents
 
 
 @pytest.fixture(scope="module")
@@ -20,34 +18,12 @@ def tiny(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def cli(tmp_path, monkeypatch, capsys):
-    """``cli(*arguments)`` runs a command here and gives its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*given):
-        capsys.readouterr()
-        code = run_command([str(one) for one in given])
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def shell(command, folder, **environment):
     """Run a line of bash in which ``$FI`` is the command."""
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, capture_output=True, text=True,
         env={**os.environ, "FI": Script.path(), **environment},
     )  # fmt: skip
-
-
-def refusal(code, out, err):
-    assert code == 2, err
-    assert out == ""
-    assert "Traceback" not in err
-    last = err.rstrip("\n").split("\n")[-1]
-    assert last.startswith("error: ")
-    return last
 
 
 # Streams

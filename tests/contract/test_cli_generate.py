@@ -7,11 +7,9 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from tiny_models import build
-from tiny_runs import Script, save_model, token_ids, words
+from tiny_runs import Script, refusal, save_hollow, save_model, token_ids, words
 
-from forward_influence.cli import run as run_command
 from forward_influence.cli.methods import facts, per_query_head, source_of
 from infokv import Budget, Schedule, compress, get_scorer
 from infokv.scorer import SCORERS, kv_head_method
@@ -19,46 +17,32 @@ from infokv.scorer import SCORERS, kv_head_method
 PROMPT = words(40, 0)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """Models: one as it is, one with a chat template, and ``hollow``, whose weights cannot be loaded."""
     folder = tmp_path_factory.mktemp("tiny")
-    for name in ("model", "chat", "broken", "hollow"):
+    for name in ("model", "chat", "broken"):
         save_model(folder / name)
+    save_hollow(folder / "hollow")
     (folder / "chat" / "chat_template.jinja").write_text(
         "{% for one in messages %}<s> w5 {{ one['content'] }}{% endfor %}{% if add_generation_prompt %} w6{% endif %}"
     )
     (folder / "broken" / "chat_template.jinja").write_text("{{ raise_exception('no user may speak') }}")
-    save_file({"lm_head.weight": torch.zeros(89, 48)}, folder / "hollow" / "model.safetensors", {"format": "pt"})
     return folder
 
 
 @pytest.fixture
-def cli(tiny, tmp_path, monkeypatch, capsys):
-    """``cli(*arguments)`` runs a command here and gives its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
+def cli(cli, tiny, tmp_path, monkeypatch):
+    """The command line, with ``cli.generate(*arguments)`` on one of the models and with bytes on standard input."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def run(*arguments, stdin=None):
+    def generate(*arguments, model="model", stdin=None):
         if stdin is not None:
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        capsys.readouterr()
-        code = run_command([str(one) for one in arguments])
-        return code, *capsys.readouterr()
+        return cli("generate", "--model", tiny / model, "--offline", *arguments)
 
-    def generate(*arguments, model="model", stdin=None):
-        return run("generate", "--model", tiny / model, "--offline", *arguments, stdin=stdin)
-
-    run.generate = generate
-    return run
+    cli.generate = generate
+    return cli
 
 
 def expected(scorer, budget, new, prompt=PROMPT, **options):
@@ -204,10 +188,8 @@ def test_a_terminal_is_not_waited_for(cli, monkeypatch):
 
 
 def refused(outcome, sentence):
-    code, out, err = outcome
-    assert (code, out) == (2, ""), err
-    assert len(err.splitlines()) == 1 and err.startswith("error: ")
-    assert sentence.lower() in err.lower()
+    assert sentence.lower() in refusal(*outcome).lower()
+    assert len(outcome[2].splitlines()) == 1
 
 
 def test_generation_ends_where_the_context_ends(cli):

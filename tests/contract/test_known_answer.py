@@ -11,7 +11,6 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-import torch
 from known_answer import FACTS, HORIZON, PREFIX, WINDOW, save_known_model, write_known_texts
 from tiny_runs import read_rows
 
@@ -24,13 +23,13 @@ from forward_influence.tuning import tune
 
 SIGNALS = ("entropy", "entropy-next", f"attention:window={WINDOW},kernel=1", "self-information", "knorm", "h2o")
 
-VARY = {"alpha": (0.0, 0.9, 1.0), "align": ("self", "next"), "window": (WINDOW,), "kernel": (1,)}
+#: Of these 48 combinations two serve, those with alpha 0 and align self, and only if nothing is pooled over neighbours.
+VARY = {"alpha": (0.0, 0.8, 0.9, 1.0), "align": ("self", "next"), "tau": (1.0, 2.0), "kernel": (1, 3, 5),
+        "window": (WINDOW,)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("known")
     save_known_model(folder / "model")
     places = write_known_texts(folder / "docs.jsonl", 8)
@@ -39,8 +38,7 @@ def task(tmp_path_factory):
         "data": str(folder / "docs.jsonl"), "prefix": PREFIX, "horizon": HORIZON, "chunk": 20, "offline": True,
         "quiet": True,
     }  # fmt: skip
-    yield study, places
-    torch.set_num_threads(threads)
+    return study, places
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,7 @@ def shuffled(run, tmp_path_factory):
 
     documents = [SimpleNamespace(id=one["document"], ids=one["tokens"]) for one in content["documents"]]
     plan = SimpleNamespace(spec=runs.spec, documents=documents, out=out)
-    write_rankings(plan, rankings_of(plan, rows))
+    write_rankings(plan, rankings_of(plan, rows), content["model"])
     return out
 
 
@@ -104,22 +102,25 @@ def test_the_influence_selector_ranks_the_facts_first(run, shuffled, task, tmp_p
 
 
 def tuned(task, out):
-    return tune(method="infokv", vary=VARY, keep="0.4", trials=7, train=4, held_out=4, out=out, **task[0])
+    return tune(method="infokv", vary=VARY, keep="0.4", trials=16, train=4, held_out=4, out=out, **task[0])
 
 
 def check_tuned(found) -> None:
-    assert found.parameters == {"alpha": 0.0, "window": WINDOW, "kernel": 1}
-    assert found.held_out_kl["tuned"] < 1e-6 < 1e-2 < found.held_out_kl["default"]
+    assert found.parameters.get("alpha") == 0.0 and "align" not in found.parameters, found.parameters
+    assert found.train_kl[found.judged["tuned"]] < 1e-6
 
 
 def test_tuning_finds_the_signal_that_points_at_the_facts(task, tmp_path, monkeypatch):
-    check_tuned(tuned(task, tmp_path / "true"))
+    found = tuned(task, tmp_path / "true")
+    check_tuned(found)
+    assert found.held_out_kl["tuned"] < 1e-6 < 1e-2 < found.held_out_kl["default"]
     plain = objectives.mean_kl
 
     def mixed(rows, plan, band):
         means = plain(rows, plan, band)
-        names = sorted(means)
-        return dict(zip(names, [means[name] for name in names[1:] + names[:1]]))
+        values = list(means.values())
+        random.Random(len(values)).shuffle(values)
+        return dict(zip(means, values))
 
     monkeypatch.setattr(objectives, "mean_kl", mixed)
     with pytest.raises(AssertionError):

@@ -36,11 +36,7 @@ OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_h
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     monkeypatch.setenv("FORWARD_INFLUENCE_CACHE", str(tmp_path / "cache"))
-    yield
-    torch.set_num_threads(threads)
 
 
 def tiny(tied: bool):

@@ -22,14 +22,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXT = "Low lowers the lowest, and 12 newer ones are newest."
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def save_tokenizer(folder, *, bos=True, size=89):
     from transformers import PreTrainedTokenizerFast
 

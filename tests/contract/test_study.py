@@ -39,14 +39,6 @@ LONG_ENOUGH = [0, 1, 2, 5, 6, 7]
 ALL = ["attention:window=8", "entropy", "random", "none", "recompute", "positions:at=5+9"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
@@ -192,7 +184,7 @@ def test_run_json_says_where_numbers_come_from(whole, tiny):
     assert (spec.sinks, spec.recent, spec.dtype, spec.data, spec.extend_context) == (2, 8, "float32", "local", None)
     assert spec.model.startswith("folder:") and spec.tokenizer.startswith("tokenizer:")
     assert header["hash"] == spec.hash()
-    assert facts["requested"] == {"horizon": HORIZON, "limit": None, "fraction": "0.09", "shard": None}
+    assert facts["requested"] == {"horizon": HORIZON, "limit": None, "skip": 0, "fraction": "0.09", "shard": None}
     assert facts["model"] == {"name": "model", "path": str(tiny[0] / "model")}
     assert (facts["device"], facts["dtype"], facts["attention"]) == ("cpu", "float32", "sdpa")
     assert facts["reference_check"]["error_masked"] < 1e-3
@@ -644,7 +636,7 @@ def test_dry_run_of_a_run_that_has_begun(study, capsys):
 
 def test_the_estimate_of_the_disk_is_near_the_truth(study, model_folder, tmp_path):
     from forward_influence.estimate import estimate
-    from forward_influence.filling import pending
+    from forward_influence.open_study import pending
     from forward_influence.plan import make_plan
 
     data = write_documents(tmp_path / "long.jsonl", [256, 256])

@@ -27,17 +27,14 @@ SIGNALS = ("attention:window=8", "knorm", "random", "self-information")
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("tiny")
     save_model(folder / "model")
     write_documents(folder / "docs.jsonl", [256] * 4)
-    yield {
+    return {
         "model": load_model(folder / "model", device="cpu", offline=True, notify=lambda sentence: None),
         "data": str(folder / "docs.jsonl"), "prefix": PREFIX, "horizon": HORIZON - 4, "sinks": 2, "recent": 8,
         "offline": True, "quiet": True,
     }  # fmt: skip
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

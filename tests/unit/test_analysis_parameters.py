@@ -224,6 +224,17 @@ def test_the_figure_shows_the_table_near_and_far(measured):
     assert figure.get_suptitle() == "What infokv loses at 40% of 100 prefix tokens, by k and alpha"
 
 
+def test_no_two_curves_look_alike(measured):
+    names = [f"infokv:alpha={number / 20},k={k}" for number in range(1, 13) for k in (16, 64)]
+    figure = parameter_figure(measured(names, n=2, horizon=64), method="infokv", x="k", line="alpha", defaults=DEFAULTS)
+    lines = figure.axes[0].get_lines()
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == len(lines) == 12
+    figure.draw_without_rendering()
+    for box in (*(text.get_window_extent() for text in figure.texts), figure.legends[0].get_window_extent()):
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 < box.y1 <= figure.bbox.y1
+
+
 def test_numbers_are_at_their_place_and_a_short_horizon_is_one_panel(measured):
     figure = parameter_figure(measured(horizon=64), method="infokv", x="alpha", line="k", defaults=DEFAULTS)
     assert len(figure.axes) == 1
@@ -278,7 +289,7 @@ def test_defaults_are_those_of_the_class():
     found = defaults_of("infokv")
     assert (found["alpha"], found["tau"], found["k"], found["align"]) == (0.9, 1.0, 256, "self")
     assert defaults_of("infokv.scorers.infokv:InfoKV") == found
-    assert defaults_of("entropy")["k"] is None  # a selector that is a scorer
+    assert defaults_of("entropy")["k"] == 256  # a selector that is a scorer
 
 
 def test_the_command_draws_parameters(measured, capsys):
@@ -294,7 +305,7 @@ def test_the_command_draws_parameters(measured, capsys):
             "alpha",
             "--selector",
             "a",
-        ): "--selector does not go with --figure parameters",
+        ): "--selector does not go with",
         ("--figure", "parameters", "--x", "alpha", "--method", "infokw"): "did you mean 'infokv'?",
     }.items():
         assert run_command(["plot", str(run), *given]) == 2
@@ -304,6 +315,5 @@ def test_the_command_draws_parameters(measured, capsys):
     told = capsys.readouterr()
     assert told.out.split() == [str(run / f"parameters-alpha-k.{kind}") for kind in ("svg", "csv")]
     assert "from 2 documents" in told.err
-    # Its class has more parameters than the defaults above, so that sinks=4 is another value of a known one.
     assert run_command(["plot", str(run), "--figure", "parameters", "--x", "tau", "--format", "svg"]) == 0
     assert list(pandas.read_csv(run / "parameters-tau.csv").value.unique()) == [1.0, 2.0]

@@ -239,6 +239,17 @@ def test_the_figure_shows_the_table(tuned, objective):
     assert "alpha=0.5, k=none" in figure.get_suptitle()
 
 
+def test_words_stay_inside_the_figure(tuned):
+    terms = "attention/rank*0.8+key-norm/rank*0.1+value-norm/rank*0.1"
+    chosen = {"terms": terms, "k": None, "temperature": 0.5, "window": 16, "kernel": 15, "sinks": 4}
+    figure = tuning_figure(tuned("influence", n=3, change=lambda content: content.update(parameters=chosen)))
+    figure.draw_without_rendering()
+    for text in figure.texts:
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text.get_text()
+    assert terms in figure.get_suptitle().replace("\n", " ")
+
+
 def test_infinite_differences_are_gaps_that_the_caption_counts(tuned):
     folder = tuned()
     rows = folder / "held-out" / "rows.jsonl"

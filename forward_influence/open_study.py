@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from forward_influence.accepting import check_tuned_for
 from forward_influence.document import blank_row, let_through, measure_document
@@ -18,7 +18,7 @@ from forward_influence.selectors import describe_error
 from infokv.identity import identity_of
 
 
-class Filling:
+class OpenStudy:
     """An open run folder and the model that fills it, loaded when it is first needed.
 
     Parameters
@@ -39,32 +39,40 @@ class Filling:
         self._batch, self._quiet, self._debug = batch, quiet, debug
         self._loaded = None
 
-    @property
-    def idle(self) -> bool:
-        """Whether no model was needed so far."""
-        return self._loaded is None
-
-    @property
-    def loaded(self):
-        """The model."""
+    def load(self):
+        """The model, loaded now if it is not yet; what was loaded is noted in the run."""
         if self._loaded is None:
             say = Progress(quiet=self._quiet).say
             self._loaded = loaded_model(self._plan, self._model, say)
-            told = check_tuned_for(
-                self._plan.selectors.values(), identity_of(self._loaded.model), self._plan.accept_model
-            )  # fmt: skip
-            for sentence in told:
-                if sentence not in self._plan.notices:
-                    say(sentence)
             self.folder.note({
                 "attention": self._loaded.attention, "reference_check": self._loaded.check,
-                "notices": list(dict.fromkeys([*self._plan.notices, *told, *self._loaded.notices])),
+                "identity": identity_of(self._loaded.model).to_dict(),
+                "notices": list(dict.fromkeys([*self._plan.notices, *self._loaded.notices])),
             })  # fmt: skip
+            self.check_tuned_for(self._plan.selectors.values())
         return self._loaded
 
+    @property
+    def model_or_request(self):
+        """The model if it is loaded, else what was asked for: to go on with in another folder."""
+        return self._model if self._loaded is None else self._loaded
+
+    def check_tuned_for(self, scorers: Iterable) -> None:
+        """Refuse scorers that were tuned for another model, or say and note that they are accepted."""
+        told = check_tuned_for(scorers, identity_of(self.load().model), self._plan.accept_model)
+        for sentence in told:
+            if sentence not in self._plan.notices:
+                self._plan.notices.append(sentence)
+                Progress(quiet=self._quiet).say(sentence)
+        if told:
+            self.folder.note({"notices": list(dict.fromkeys([*self._plan.notices, *self._loaded.notices]))})
+
     def fill(self, plan: Plan) -> None:
-        """Measure what the folder lacks of a plan: the whole one, or some of its documents, or other selectors."""
-        done = self.folder.done()
+        """Measure what the folder lacks of a plan: the whole one, or some of its documents, or other selectors.
+
+        A row that has failed since the folder was opened is not tried again.
+        """
+        done = self.folder.tried()
         self.folder.note({"planned_rows": len(done | wanted(plan))})
         reason = f"shorter than {least_length(plan.spec)} tokens"
         skipped = [
@@ -83,7 +91,7 @@ class Filling:
         try:
             if not self._quiet and self._loaded is None:  # it takes a third of a second
                 progress.say(estimate(plan, todo, chunk_size=CHUNK_SIZE).sentence())
-            loaded = self.loaded
+            loaded = self.load()
             for number, (document, selectors) in enumerate(todo, start=1):
                 progress.label(f"document {number} of {len(todo)}")
                 try:
@@ -103,15 +111,15 @@ class Filling:
 
 
 @contextlib.contextmanager
-def filling(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Iterator[Filling]:
-    """Open the run folder of a plan, made or resumed; see :class:`Filling`."""
+def opened(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Iterator[OpenStudy]:
+    """Open the run folder of a plan, made or resumed; see :class:`OpenStudy`."""
     facts = provenance(
         requested=plan.requested, device=plan.device, dtype=plan.dtype, batch=batch, corpus=plan.corpus,
         model={"name": plan.source.name, "path": str(plan.source.path)},
         tokenizer_adds_bos=plan.tokenizer.bos, notices=list(plan.notices), planned_rows=len(wanted(plan)),
     )  # fmt: skip
     with RunFolder.open(plan.out, plan.spec, facts, plan.inputs, fresh=fresh) as folder:
-        yield Filling(plan, folder, model, batch=batch, quiet=quiet, debug=debug)
+        yield OpenStudy(plan, folder, model, batch=batch, quiet=quiet, debug=debug)
 
 
 def _failed_rows(spec, document, selectors, reason: str) -> list[dict]:
