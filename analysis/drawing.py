@@ -133,6 +133,14 @@ def limits(curves: dict[str, pandas.DataFrame], floor: pandas.DataFrame | None =
     return (level / 2 if bottom / 100 < level < bottom else bottom), top
 
 
+def shown_name(name: str) -> str:
+    """A selector or method in a legend; what ranks by measured influence is said to be a reference."""
+    if not name.startswith("influence:"):
+        return name
+    ranking = name.removeprefix("influence:").partition(".json")[0]
+    return f"{ranking} (measured; a reference, not a bound)"
+
+
 def draw_curves(axes: Axes, curves: dict[str, pandas.DataFrame]) -> list[Line2D]:
     """Draw ``mean`` over ``x`` with its band for each curve; returns their keys for a legend."""
     handles = []
@@ -142,7 +150,7 @@ def draw_curves(axes: Axes, curves: dict[str, pandas.DataFrame]) -> list[Line2D]
         axes.plot(curve.x, positive(curve["mean"]), markevery=_spread(curve.x, number), **style)
         low, high = curve.low.clip(lower=axes.get_ylim()[0]), positive(curve.high)
         axes.fill_between(curve.x, low, high, color=colour, alpha=0.13, linewidth=0)
-        handles.append(Line2D([], [], label=name, **style))
+        handles.append(Line2D([], [], label=shown_name(name), **style))
     return handles
 
 

@@ -22,6 +22,7 @@ from forward_influence.analysis.drawing import (
     limits,
     save_figure,
     save_tables,
+    shown_name,
     stem_of,
     title,
 )
@@ -103,7 +104,8 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
             _scale(axes, table.x)
         for handle, name in zip(handles, names):
             nothing = (table[table.selector == name]["mean"] == 0).all()  # a logarithmic axis has no 0
-            handle.set_label(textwrap.fill(f"{name}: 0" if nothing else name, 26))
+            shown = shown_name(name)
+            handle.set_label(textwrap.fill(f"{shown}: 0" if nothing else shown, 26))
         figure.suptitle(title(runs), x=0.01, ha="left")
         figure.supxlabel(_caption(table, runs), x=0.01, ha="left", fontsize="small", color="0.25")
         figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=4)

@@ -52,7 +52,7 @@ def tuning_figure(path: str | Path) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
-        Above: mean paired differences with bootstrap intervals, a row per other setting and a mark per band, for KL,
+        Above: mean paired differences with bootstrap intervals, a row per pair of settings and a mark per band, for KL,
         delta NLL and top-1 changes. Below: mean KL over the training documents by rank, of the settings that were
         measured on all of them. Made without pyplot.
 
@@ -124,7 +124,7 @@ def drawn_bands(table: pandas.DataFrame) -> dict[str, str]:
 
 
 def _draw_differences(axes: Axes, tuning: Tuning, table: pandas.DataFrame, bands: dict[str, str]) -> list[Line2D]:
-    """A row per other setting with a point and an interval for each band; returns the keys of the bands."""
+    """A row per pair of settings with a point and an interval for each band; returns the keys of the bands."""
     name, factor = _PANELS[table.metric.iloc[0]]
     axes.axvline(0, color="0.45", linewidth=0.8, zorder=0)
     handles, pairs = [], tuning.pairs
@@ -142,19 +142,22 @@ def _draw_differences(axes: Axes, tuning: Tuning, table: pandas.DataFrame, bands
     axes.set_ylim(len(pairs) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    better = (
-        "\N{LEFTWARDS ARROW} the first is better" if tuning.sign > 0 else "the first is better \N{RIGHTWARDS ARROW}"
-    )
+    better = "the first is better"
+    better = f"\N{LEFTWARDS ARROW} {better}" if tuning.sign > 0 else f"{better} \N{RIGHTWARDS ARROW}"
     axes.set_xlabel(f"{name}\n{better}")
     return handles
 
 
 def _row(tuning: Tuning, one: str, other: str) -> str:
-    drawn = f"best of\n{tuning.facts['random']['tried']} random settings"
-    names = {"default": "\ndefaults", "paper": "\nInfoKV of the paper", "attention": "\nattention alone",
-             "random": f" {drawn}"}  # fmt: skip
-    first = "tuned" if one == "tuned" else f"{drawn}".replace("\n", " ")
-    return f"{first} minus{names[other]}" + ("\n(the same setting)" if tuning.same(one, other) else "")
+    count = tuning.facts["random"]["tried"]
+    words = {
+        ("tuned", "default"): "tuned minus\ndefaults",
+        ("tuned", "paper"): "tuned minus\nInfoKV of the paper",
+        ("tuned", "attention"): "tuned minus\nattention alone",
+        ("tuned", "random"): f"tuned minus best of\n{count} random settings",
+        ("random", "default"): f"best of {count} random\nsettings minus defaults",
+    }
+    return words[one, other] + ("\n(the same setting)" if tuning.same(one, other) else "")
 
 
 def _draw_training(axes: Axes, tuning: Tuning) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tiny_runs import read_rows, save_model, token_ids, write_documents
+from tiny_runs import read_rows, save_model, token_ids, words, write_documents
 
 from forward_influence import fidelity, influence, measure
 from forward_influence.errors import UserError
@@ -17,6 +17,7 @@ from forward_influence.models import load_model
 from forward_influence.selectors import make_selector
 from forward_influence.token_files import SCORES, read_scores
 from forward_influence.token_influence import random_sets, sample_positions, token_influence
+from infokv.errors import Refused
 from infokv.prefill import prefill
 from infokv.scorer import Scorer
 
@@ -234,3 +235,79 @@ def test_a_signal_that_fails_is_left_out_and_said(tiny, tmp_path, capsys):
     assert outcome.ok == 1 and "ArithmeticError: no luck" in capsys.readouterr().err
     entries = [json.loads(line) for line in (tmp_path / SCORES).read_text().splitlines()]
     assert [entry["signal"] for entry in entries] == ["knorm"]
+
+
+def test_a_file_of_some_positions_alone_ranks_no_more_than_these(tiny, tmp_path):
+    token_influence(sample=6, group=(), signal=(), limit=1, out=tmp_path / "some", **tiny)
+    path = tmp_path / "some" / "influence-all.json"
+    for fraction, status in (("0.1", "ok"), ("0.12", "skipped")):  # 6 and 7 of 60
+        measure(selector=f"influence:{path}", fraction=fraction, limit=1, out=tmp_path / fraction, **tiny)
+        (row,) = read_rows(tmp_path / fraction)
+        assert row["status"] == status
+    assert "has the influence of 6 of 50 candidates, and 7 are needed" in row["reason"]
+    study = {name: value for name, value in tiny.items() if name not in ("sinks", "recent")}
+    fidelity(method=f"influence:{path}", keep="0.3", limit=1, out=tmp_path / "kept", **study)
+    (row,) = read_rows(tmp_path / "kept")
+    assert row["status"] == "skipped" and "run forward-influence influence --every" in row["reason"]
+
+
+def test_a_file_is_for_its_model_and_its_prefix(run, tiny, tmp_path):
+    named = f"influence:{run / 'influence-all.json'}"
+    save_model(tmp_path / "other", "qwen3")
+    with pytest.raises(Refused, match="was tuned for another model"):
+        measure(
+            selector=named, fraction="0.1", limit=1, out=tmp_path / "a", **tiny | {"model": str(tmp_path / "other")}
+        )
+    measure(selector=named, fraction="0.1", limit=2, out=tmp_path / "b", **tiny | {"prefix": 40})
+    assert {row["status"] for row in read_rows(tmp_path / "b")} == {"skipped"}
+
+
+def test_texts_that_begin_alike_are_told_apart_by_name_or_not_at_all(tiny, tmp_path):
+    beginning = words(PREFIX - 1, 1)
+    texts = [{"id": name, "text": f"{beginning} {words(HORIZON, seed)}"} for name, seed in (("one", 2), ("two", 3))]
+    data = tmp_path / "docs.jsonl"
+    data.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
+    given = tiny | {"data": str(data)}
+    token_influence(sample=None, group=(), signal=(), limit=2, out=tmp_path / "tokens", **given)
+    path = tmp_path / "tokens" / "influence-all.json"
+    measure(selector=f"influence:{path}", fraction="0.1", limit=2, out=tmp_path / "removed", **given)
+    rows = {row["document"]: row["removed"] for row in read_rows(tmp_path / "removed")}
+    for entry in json.loads(path.read_text())["documents"]:
+        best = sorted(entry["positions"], key=lambda place: -entry["kl"][entry["positions"].index(place)])[:6]
+        assert rows[entry["document"]] == sorted(best)
+    assert rows["one"] != rows["two"]
+    study = {name: value for name, value in given.items() if name not in ("sinks", "recent")}
+    fidelity(method=f"influence:{path}", keep="0.3", limit=2, out=tmp_path / "kept", **study)
+    assert all("2 texts that begin alike" in row["reason"] for row in read_rows(tmp_path / "kept"))
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"kl": [1.0]}, "one number of at least 0 for each position"),
+    ({"kl": [-1.0, 2.0]}, "one number of at least 0"),
+    ({"kl": [True, 2.0]}, "one number of at least 0"),
+    ({"positions": [-1, 3]}, "not different places"),
+    ({"positions": [3, 3]}, "not different places"),
+    ({"positions": [3, 60]}, "not different places"),
+    ({"positions": [3, 4.5]}, "not different places"),
+])  # fmt: skip
+def test_an_edited_file_is_refused(run, tmp_path, change, sentence):
+    content = json.loads((run / "influence-all.json").read_text())
+    content["documents"][0] |= {"positions": [3, 4], "kl": [1.0, 2.0]}
+    path = tmp_path / "influence-all.json"
+    path.write_text(json.dumps(content))
+    Influence.load(str(path))
+    content["documents"][0] |= change
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=sentence):
+        Influence.load(str(path))
+
+
+def test_documents_that_end_early_are_named_when_they_are_left_out(tiny, tmp_path, capsys):
+    write_documents(tmp_path / "docs.jsonl", [256, 200])
+    given = tiny | {"data": str(tmp_path / "docs.jsonl"), "quiet": False}
+    token_influence(sample=6, group=(), signal=(), limit=2, out=tmp_path / "run", **given)
+    assert "1 of 2 documents were not measured to the horizon" in capsys.readouterr().err
+    near, everywhere = (
+        json.loads((tmp_path / "run" / f"influence-{name}.json").read_text())["documents"] for name in ("near", "all")
+    )
+    assert (len(near), len(everywhere)) == (2, 1)

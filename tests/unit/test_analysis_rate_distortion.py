@@ -310,3 +310,23 @@ def test_plot_writes_pictures_and_tables(measured, tmp_path):
     assert legend(rate_figure(runs, ["random", "snapkv"])) == ["random", "snapkv"]
     with pytest.raises(UserError, match=r"'tova' was not measured.*snapkv, infokv"):
         rate_figure(runs, ["tova"])
+
+
+def test_it_is_said_where_a_method_beats_the_measured_influence():
+    from forward_influence.cli.rates import reference_beaten
+
+    reference = "influence:influence-all.json@1234"
+    lines = pandas.DataFrame(
+        [
+            {"asked": "0.4", "a": reference, "b": "snapkv", "kl_low": 0.01, "kl_high": 0.02},
+            {"asked": "0.2", "a": "infokv", "b": reference, "kl_low": -0.02, "kl_high": -0.01},
+            {"asked": "0.4", "a": reference, "b": "random", "kl_low": -0.5, "kl_high": -0.4},
+            {"asked": "0.4", "a": reference, "b": "tova", "kl_low": -0.1, "kl_high": 0.4},
+            {"asked": "0.4", "a": "snapkv", "b": "tova", "kl_low": 0.1, "kl_high": 0.4},
+        ]
+    ).assign(band_start=0, band_stop=128)
+    found = reference_beaten(lines)
+    assert [sentence.partition(" loses")[0] for sentence in found] == [
+        "At 0.4, offsets 0-128, snapkv", "At 0.2, offsets 0-128, infokv",
+    ]  # fmt: skip
+    assert all("not a bound" in sentence for sentence in found)
