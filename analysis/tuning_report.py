@@ -217,8 +217,9 @@ def _text(table: pandas.DataFrame) -> str:
     aimed = table[table.band == "tuned"]
     spans = set(zip(shown.band_start, shown.band_stop))
     if (aimed.band_start.iloc[0], aimed.band_stop.iloc[0]) not in spans:
-        shown = pandas.concat([shown, aimed])
-    found = [f"{line.difference:.3g} [{line.low:.3g}, {line.high:.3g}]" for line in shown.itertuples()]
+        shown = pandas.concat([shown, aimed]).sort_index()  # with its pair
+    rounded = shown[["difference", "low", "high"]].map(lambda value: 0.0 if abs(value) < 1e-15 else value)
+    found = [f"{line.difference:.3g} [{line.low:.3g}, {line.high:.3g}]" for line in rounded.itertuples()]
     names = [f"{line.one} - {line.other}" for line in shown.itertuples()]
     offsets = [f"{line.band_start}-{line.band_stop}" for line in shown.itertuples()]
     cells = shown.assign(pair=names, offsets=offsets, found=found)

@@ -391,7 +391,7 @@ def test_words_stay_inside_the_figure_and_apart(tuned, given):
         assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text.get_text()
     for first, second in itertools.chain(itertools.pairwise(rows), itertools.pairwise(ticks)):
         assert not first.get_window_extent().overlaps(second.get_window_extent()), (first.get_text(), second.get_text())
-    assert figure.axes[0].bbox.x0 < 0.25 * figure.bbox.x1  # the rows' words leave room for the panels
+    assert figure.axes[0].bbox.x0 < 0.2 * figure.bbox.x1  # the rows' words leave room for the panels
     assert terms in figure.get_suptitle().replace("\n", " ")
 
 
