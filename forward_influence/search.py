@@ -14,15 +14,15 @@ from infokv.registry import construct
 from infokv.scorer import SCORERS, Scorer
 
 #: What terms of a mixture are joined with attention, unless the caller says otherwise.
-_PARTNERS = ("entropy", "entropy-next", "evolving-entropy", "self-information", "evolution", "key-norm/rank",
-             "value-norm/rank")  # fmt: skip
+_PARTNERS = ("expected-attention", "entropy", "entropy-next", "evolving-entropy", "self-information", "evolution",
+             "key-norm/rank", "value-norm/rank")  # fmt: skip
 
 _ALPHAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 def mixtures() -> tuple[str, ...]:
     """Terms of mixtures: attention with one or two other signals, in several shares and scales."""
-    alone = [f"attention*{1 - share:g}+{one}*{share:g}" for one in _PARTNERS for share in (0.05, 0.2, 0.5)]
+    alone = [f"attention*{1 - share:g}+{one}*{share:g}" for one in _PARTNERS for share in (0.05, 0.2, 0.5, 0.8)]
     ranked = [
         f"attention/rank*{1 - share:g}+{one.partition('/')[0]}/rank*{share:g}"
         for one in _PARTNERS

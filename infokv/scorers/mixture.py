@@ -10,12 +10,14 @@ import torch
 
 from infokv.errors import Refused
 from infokv.scorer import Scorer
+from infokv.scorers.expected_attention import ExpectedAttention
 from infokv.signals import TokenSignals, signal
 from infokv.windows import WindowOptions, region_scores, spread
 
 #: What a term may be about, and the scale that it is brought to unless the term says otherwise.
 KINDS = {
     "attention": "sum1",
+    "expected-attention": "sum1",
     "entropy": "softmax",
     "entropy-next": "softmax",
     "evolving-entropy": "softmax",
@@ -38,8 +40,8 @@ class Mixture(Scorer):
     ----------
     terms : str
         Such as ``attention*0.9+self-information/rank*0.1``: signal, scale if not its usual one, weight. Signals are
-        attention, entropy, entropy-next, evolving-entropy (InfoKV's (D + tau) * H), self-information, evolution,
-        key-norm (small keys first) and value-norm; scales are sum1, softmax, rank and max.
+        attention, expected-attention (that method's score), entropy, entropy-next, evolving-entropy (InfoKV's
+        (D + tau) * H), self-information, evolution, key-norm (small keys first) and value-norm; scales are sum1, softmax, rank and max.
     tau : float
         Added to the representation evolution D in evolving-entropy, at least 0.
     k : int or None
@@ -105,6 +107,7 @@ class Mixture(Scorer):
     def needs(self) -> tuple[str, ...]:
         needs = {
             "attention": (signal("queries", last=self.window), "keys"),
+            "expected-attention": ExpectedAttention().needs,
             "entropy": (self._entropy("self"),),
             "entropy-next": (self._entropy("next"),),
             "evolving-entropy": (self._entropy("self"), "representation_evolution"),
@@ -134,6 +137,8 @@ class Mixture(Scorer):
         inside = slice(signals.candidates.start, signals.candidates.stop)
         if kind == "attention":
             return region_scores(signals, self.window, WindowOptions(kernel=self.kernel))
+        if kind == "expected-attention":
+            return ExpectedAttention().score(signals)[..., inside]
         if kind in ("key-norm", "value-norm"):
             held, sign = (signals.keys, -1) if kind == "key-norm" else (signals.values, 1)
             return torch.stack([sign * one[:, inside].float().norm(dim=-1) for one in held])
