@@ -41,7 +41,8 @@ class Mixture(Scorer):
     terms : str
         Such as ``attention*0.9+self-information/rank*0.1``: signal, scale if not its usual one, weight. Signals are
         attention, expected-attention (that method's score), entropy, entropy-next, evolving-entropy (InfoKV's
-        (D + tau) * H), self-information, evolution, key-norm (small keys first) and value-norm; scales are sum1, softmax, rank and max.
+        (D + tau) * H), self-information, evolution, key-norm (small keys first) and value-norm; scales are sum1,
+        softmax, rank and max.
     tau : float
         Added to the representation evolution D in evolving-entropy, at least 0.
     k : int or None
