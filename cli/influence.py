@@ -23,7 +23,7 @@ def command(
     ] = 0,
     signal: Annotated[
         list[str] | None,
-        Option(help="Scorer that is compared with the influence; may be repeated. Default: 17 of them."),
+        Option(help="Scorer that is compared with the influence; may be repeated. Default: 18 of them."),
     ] = None,
     model: options.Model = "smollm2-135m",
     tokenizer: options.Tokenizer = None,

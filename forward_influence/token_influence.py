@@ -31,7 +31,7 @@ from infokv.prefill import prefill
 #: What is compared with the measured influence, unless the caller says otherwise.
 DEFAULT_SIGNALS = (
     "attention", "entropy", "entropy-next", "self-information", "mixture:terms=evolution*1", "infokv", "knorm",
-    "mixture:terms=value-norm*1", "keydiff", "lagkv", "expected-attention", "h2o", "tova", "rpc", "rkv",
+    "mixture:terms=value-norm*1", "keydiff", "lagkv", "expected-attention", "observed-attention", "h2o", "tova", "rpc", "rkv",
     "streaming-llm", "random",
 )  # fmt: skip
 
