@@ -14,8 +14,8 @@ from infokv.registry import construct
 from infokv.scorer import SCORERS, Scorer
 
 #: What terms of a mixture are joined with attention, unless the caller says otherwise.
-_PARTNERS = ("expected-attention", "entropy", "entropy-next", "evolving-entropy", "self-information", "evolution",
-             "key-norm/rank", "value-norm/rank")  # fmt: skip
+_PARTNERS = ("expected-attention", "observed-attention", "entropy", "entropy-next", "evolving-entropy",
+             "self-information", "evolution", "key-norm/rank", "value-norm/rank")  # fmt: skip
 
 _ALPHAS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 

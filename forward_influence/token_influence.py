@@ -31,8 +31,8 @@ from infokv.prefill import prefill
 #: What is compared with the measured influence, unless the caller says otherwise.
 DEFAULT_SIGNALS = (
     "attention", "entropy", "entropy-next", "self-information", "mixture:terms=evolution*1", "infokv", "knorm",
-    "mixture:terms=value-norm*1", "keydiff", "lagkv", "expected-attention", "observed-attention", "h2o", "tova", "rpc", "rkv",
-    "streaming-llm", "random",
+    "mixture:terms=value-norm*1", "keydiff", "lagkv", "expected-attention", "observed-attention", "h2o", "tova", "rpc",
+    "rkv", "streaming-llm", "random",
 )  # fmt: skip
 
 #: Sizes of the sets whose influence is compared with the sum of their members'.

@@ -11,6 +11,7 @@ import torch
 from infokv.errors import Refused
 from infokv.scorer import Scorer
 from infokv.scorers.expected_attention import ExpectedAttention
+from infokv.scorers.observed_attention import ObservedAttention
 from infokv.signals import TokenSignals, signal
 from infokv.windows import WindowOptions, region_scores, spread
 
@@ -18,6 +19,7 @@ from infokv.windows import WindowOptions, region_scores, spread
 KINDS = {
     "attention": "sum1",
     "expected-attention": "sum1",
+    "observed-attention": "sum1",
     "entropy": "softmax",
     "entropy-next": "softmax",
     "evolving-entropy": "softmax",
@@ -40,9 +42,9 @@ class Mixture(Scorer):
     ----------
     terms : str
         Such as ``attention*0.9+self-information/rank*0.1``: signal, scale if not its usual one, weight. Signals are
-        attention, expected-attention (that method's score), entropy, entropy-next, evolving-entropy (InfoKV's
-        (D + tau) * H), self-information, evolution, key-norm (small keys first) and value-norm; scales are sum1,
-        softmax, rank and max.
+        attention, expected-attention and observed-attention (those methods' scores), entropy, entropy-next,
+        evolving-entropy (InfoKV's (D + tau) * H), self-information, evolution, key-norm (small keys first) and
+        value-norm; scales are sum1, softmax, rank and max.
     tau : float
         Added to the representation evolution D in evolving-entropy, at least 0.
     k : int or None
@@ -109,6 +111,7 @@ class Mixture(Scorer):
         needs = {
             "attention": (signal("queries", last=self.window), "keys"),
             "expected-attention": ExpectedAttention().needs,
+            "observed-attention": ObservedAttention().needs,
             "entropy": (self._entropy("self"),),
             "entropy-next": (self._entropy("next"),),
             "evolving-entropy": (self._entropy("self"), "representation_evolution"),
@@ -138,8 +141,9 @@ class Mixture(Scorer):
         inside = slice(signals.candidates.start, signals.candidates.stop)
         if kind == "attention":
             return region_scores(signals, self.window, WindowOptions(kernel=self.kernel))
-        if kind == "expected-attention":
-            return ExpectedAttention().score(signals)[..., inside]
+        if kind in ("expected-attention", "observed-attention"):
+            method = ExpectedAttention() if kind == "expected-attention" else ObservedAttention()
+            return method.score(signals)[..., inside]
         if kind in ("key-norm", "value-norm"):
             held, sign = (signals.keys, -1) if kind == "key-norm" else (signals.values, 1)
             return torch.stack([sign * one[:, inside].float().norm(dim=-1) for one in held])
