@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from forward_influence.objectives import mean_kl
+from forward_influence.objectives import kl_by_document
 from forward_influence.open_study import opened
 from forward_influence.plan import Plan
 from forward_influence.selectors import make_selectors
@@ -68,8 +68,8 @@ def measure_greedily(
             selectors = make_selectors([positions_text(one) for one in sets])
             part = replace(plan, documents=[document], short=[], selectors=selectors)
             study.fill(part)
-            means = mean_kl(study.folder.rows(), part, band)
-            return [means[positions_text(one)] for one in sets]
+            found = kl_by_document(study.folder.rows(), part, band)
+            return [kl[0] if (kl := found[positions_text(one)]) else None for one in sets]
 
         return {
             document.id: greedy_order(lambda sets, document=document: cost(document, sets), alone[document.id], count)

@@ -19,6 +19,9 @@ from infokv.scorer import Scorer
 #: Mean KL of a compressed cache, to be small; or mean KL after removal of the selected tokens, to be large.
 OBJECTIVES = ("fidelity", "influence")
 
+#: Mean KL below this is what the arithmetic leaves where nothing has changed (float32).
+NOISE = 1e-12
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -49,38 +52,48 @@ class Objective:
         """The name of a setting's rows."""
         return self.selectors([setting])[0].canonical()
 
-    def loss(self, kl: float | None) -> float:
-        """Of a mean KL in nats; infinite for a setting that was not measured."""
-        if kl is None:
-            return math.inf
-        return kl if self.kind == "fidelity" else -kl
+    def loss(self, kl: list[float] | None) -> float:
+        """What is made small: the mean over documents, nats, or its negative; infinite for a setting that failed."""
+        return math.inf if kl is None else self._signed(sum(kl) / len(kl))
+
+    def typical_loss(self, kl: list[float] | None) -> float:
+        """The same with the mean of logarithms, to compare settings on few documents.
+
+        Documents differ by a factor of 40 in KL, and one or two of them carry a mean. In 12 settings of InfoKV on 16
+        documents, ranks by mean KL over 4 documents had a correlation of 0.37 with those over the other 12, ranks by
+        mean logarithm one of 0.63 (SmolLM2-135M, prefix 2048, horizon 512, budget 0.4).
+        """
+        return math.inf if kl is None else self._signed(sum(math.log(max(one, NOISE)) for one in kl) / len(kl))
+
+    def _signed(self, value: float) -> float:
+        return value if self.kind == "fidelity" else -value
 
 
 @contextlib.contextmanager
 def measuring(
     plan: Plan, objective: Objective, band: tuple[int, int], *, model, batch: int | None, quiet: bool
 ) -> Iterator[tuple[Callable, OpenStudy]]:
-    """A function that gives the mean KL of settings on the first documents of a plan, and the open study.
+    """A function that gives the KL of settings on each of the first documents of a plan, and the open study.
 
     It takes the settings and a number of documents, measures what is not there yet, and gives None for a setting that
-    failed; see :func:`mean_kl`.
+    failed; see :func:`kl_by_document`.
     """
     say = Progress(quiet=quiet).say
     with opened(plan, model, batch=batch, fresh=False, quiet=quiet, debug=False) as study:
 
-        def measure(settings: Sequence[Scorer], count: int) -> dict[Scorer, float | None]:
+        def measure(settings: Sequence[Scorer], count: int) -> dict[Scorer, list[float] | None]:
             say(f"{plan.out.name}: {len(settings)} settings on {count} documents.")
             selectors = make_selectors(objective.selectors(settings))
             part = replace(plan, selectors=selectors, documents=plan.documents[:count])
             study.fill(part)
-            means = mean_kl(study.folder.rows(), part, band)
-            return {one: means[objective.name(one)] for one in settings}
+            found = kl_by_document(study.folder.rows(), part, band)
+            return {one: found[objective.name(one)] for one in settings}
 
         yield measure, study
 
 
-def mean_kl(rows: Iterable[dict], plan: Plan, band: tuple[int, int]) -> dict[str, float | None]:
-    """Mean KL over documents and the offsets of a band, nats, by selector.
+def kl_by_document(rows: Iterable[dict], plan: Plan, band: tuple[int, int]) -> dict[str, list[float] | None]:
+    """KL of each document, the mean over the offsets of a band in nats, by selector.
 
     Documents in which nothing could be measured count for nobody; a selector that failed in another one has None.
     """
@@ -93,7 +106,7 @@ def mean_kl(rows: Iterable[dict], plan: Plan, band: tuple[int, int]) -> dict[str
                 found[row["selector"]][row["document"]] = sum(part) / len(part)
     usable = set().union(*(set(values) for values in found.values()))
     return {
-        name: sum(values.values()) / len(values) if usable and set(values) == usable else None
+        name: [values[one] for one in sorted(usable)] if usable and set(values) == usable else None
         for name, values in found.items()
     }
 

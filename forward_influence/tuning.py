@@ -75,7 +75,8 @@ def tune(*, out: str | Path | None = None, method: str = "infokv", vary: Mapping
     """Choose the setting with the smallest mean KL against the full cache, and judge it on other documents.
 
     All settings that are measured together share a document's prefill and its reference row; the worse half is dropped
-    after a quarter and after half of the training documents. Run it again with the same arguments to go on after an
+    after a quarter and after half of the training documents, by the mean logarithm of KL, and the best of the others
+    is that with the best mean KL. Run it again with the same arguments to go on after an
     interruption.
 
     Parameters
@@ -147,7 +148,8 @@ def tune(*, out: str | Path | None = None, method: str = "infokv", vary: Mapping
     with measuring(searched, aim, offsets, **asked) as (measured, study):
 
         def loss(settings: Sequence[Scorer], count: int) -> dict[Scorer, float]:
-            return {one: aim.loss(kl) for one, kl in measured(settings, count).items()}
+            weigh = aim.loss if count == train else aim.typical_loss
+            return {one: weigh(kl) for one, kl in measured(settings, count).items()}
 
         sought, drawn = search(space, loss, trials, train, seed)
         asked["model"] = study.model_or_request
@@ -158,12 +160,12 @@ def tune(*, out: str | Path | None = None, method: str = "infokv", vary: Mapping
         )
     judged = judges(space, sought.best, drawn.best)
     with measuring(others, aim, offsets, **asked) as (measured, study):
-        found = measured(list(judged.values()), held_out)
+        found = {one: aim.loss(kl) for one, kl in measured(list(judged.values()), held_out).items()}
         model = identity_of(study.load().model)
     result = Tuned(
         method=space.method, parameters=own_parameters(sought.best), objective=objective, keep=aim.keep, band=offsets,
         tried=sought.tried, train_kl=by_name(sought, aim), path=str(home / TUNED),
-        held_out_kl={name: _finite(found[one]) for name, one in judged.items()},
+        held_out_kl={name: _finite(abs(found[one])) for name, one in judged.items()},
         judged={name: aim.name(one) for name, one in judged.items()},
     )  # fmt: skip
     provenance = {
@@ -198,8 +200,8 @@ def by_name(found: Found, aim: Objective) -> dict[str, float | None]:
     return {aim.name(one): _finite(abs(loss)) for one, loss in found.losses.items()}
 
 
-def _finite(kl: float | None) -> float | None:
-    return kl if kl is not None and math.isfinite(kl) else None
+def _finite(kl: float) -> float | None:
+    return kl if math.isfinite(kl) else None
 
 
 def _default_home(plan: Plan, request: dict) -> Path:

@@ -114,7 +114,7 @@ def test_tuning_finds_the_signal_that_points_at_the_facts(task, tmp_path, monkey
     found = tuned(task, tmp_path / "true")
     check_tuned(found)
     assert found.held_out_kl["tuned"] < 1e-6 < 1e-2 < found.held_out_kl["default"]
-    plain = objectives.mean_kl
+    plain = objectives.kl_by_document
 
     def mixed(rows, plan, band):
         means = plain(rows, plan, band)
@@ -122,7 +122,7 @@ def test_tuning_finds_the_signal_that_points_at_the_facts(task, tmp_path, monkey
         random.Random(len(values)).shuffle(values)
         return dict(zip(means, values))
 
-    monkeypatch.setattr(objectives, "mean_kl", mixed)
+    monkeypatch.setattr(objectives, "kl_by_document", mixed)
     with pytest.raises(AssertionError):
         check_tuned(tuned(task, tmp_path / "shuffled"))
 

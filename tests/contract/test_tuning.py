@@ -101,7 +101,7 @@ def test_other_held_out_texts_change_nothing_in_the_search(result, tiny, tmp_pat
 
 
 def test_the_same_again_after_an_interruption(result, tiny, tmp_path, monkeypatch):
-    plain, calls = objectives.mean_kl, []
+    plain, calls = objectives.kl_by_document, []
 
     def interrupted(*args, **kwargs):
         calls.append(1)
@@ -109,7 +109,7 @@ def test_the_same_again_after_an_interruption(result, tiny, tmp_path, monkeypatc
             raise KeyboardInterrupt
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(objectives, "mean_kl", interrupted)
+    monkeypatch.setattr(objectives, "kl_by_document", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tune(out=tmp_path, **tiny)
     monkeypatch.undo()
@@ -361,3 +361,15 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(tiny, tmp_path, ca
     assert tune(out=tmp_path / "out", dry_run=True, **tiny) is None
     told = capsys.readouterr().out
     assert "at most" in told and "window: 4, 8, 16" in told and not (tmp_path / "out").exists()
+
+
+def test_few_documents_are_compared_by_logarithms_and_all_of_them_by_the_mean():
+    aim = objectives.Objective("fidelity", "0.4")
+    usual, lucky = [0.01, 0.02, 0.01, 1.0], [0.02, 0.04, 0.02, 0.9]
+    assert aim.loss(lucky) < aim.loss(usual) and aim.typical_loss(usual) < aim.typical_loss(lucky)
+    assert aim.loss(usual) == pytest.approx(0.26)
+    assert math.exp(aim.typical_loss(usual)) == pytest.approx((0.01 * 0.02 * 0.01 * 1.0) ** 0.25)
+    other = objectives.Objective("influence", None)
+    assert other.loss(usual) == -aim.loss(usual) and other.typical_loss(usual) == -aim.typical_loss(usual)
+    assert aim.loss(None) == aim.typical_loss(None) == other.loss(None) == math.inf
+    assert math.isfinite(aim.typical_loss([0.0, 0.0]))
