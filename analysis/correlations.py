@@ -11,13 +11,11 @@ from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_interval
 from forward_influence.analysis.panel import build_panel
 from forward_influence.analysis.rate_distortion import offset_bands
 from forward_influence.errors import UserError
+from forward_influence.rows import NOISE
 from forward_influence.token_files import SCORES, read_scores
 
 #: Two points always lie on a line, so a rank correlation takes one more.
 FEWEST = 3
-
-#: Mean KL below this is what the arithmetic leaves where nothing has changed (float32); its order says nothing.
-NOISE = 1e-12
 
 _BAND = ("band", "band_start", "band_stop")
 _CORRELATIONS = ["signal", *_BAND, "n_documents", "n_tokens", "spearman", "low", "high"]

@@ -13,14 +13,12 @@ from forward_influence.methods import make_methods
 from forward_influence.open_study import OpenStudy, opened
 from forward_influence.plan import Plan
 from forward_influence.progress import Progress
+from forward_influence.rows import NOISE
 from forward_influence.selectors import TopScore, make_selectors
 from infokv.scorer import Scorer
 
 #: Mean KL of a compressed cache, to be small; or mean KL after removal of the selected tokens, to be large.
 OBJECTIVES = ("fidelity", "influence")
-
-#: Mean KL below this is what the arithmetic leaves where nothing has changed (float32).
-NOISE = 1e-12
 
 
 @dataclass(frozen=True)

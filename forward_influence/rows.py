@@ -12,6 +12,9 @@ from forward_influence.errors import UserError
 
 SCHEMA_VERSION = 1
 
+#: Mean KL below this is what the arithmetic leaves where nothing has changed (float32); its order says nothing.
+NOISE = 1e-12
+
 #: Every field of a row, in the order in which it is written. Lists run over chunks, except `kl`
 #: (one value per offset) and `removed` (positions).
 ROW_FIELDS = (
