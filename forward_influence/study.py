@@ -169,14 +169,19 @@ def measure(
         shard=shard, accept_model=accept_model, out=out, notify=progress.say,
     )  # fmt: skip
     if dry_run:
-        from forward_influence.dry_run import describe_plan, rows_there
-        from forward_influence.open_study import pending
-
-        rows = rows_there(plan, fresh)
-        done = {row["key"] for row in rows if row["status"] != "failed"}
-        print(describe_plan(plan, pending(plan, done)), flush=True)
-        return outcome(plan, rows)
+        return tell(plan, fresh)
     return run_plan(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug)
+
+
+def tell(plan: Plan, fresh: bool) -> Outcome:
+    """Print what a plan would do, for ``--dry-run``; the outcome is that of the rows that are there."""
+    from forward_influence.dry_run import describe_plan, rows_there
+    from forward_influence.open_study import pending
+
+    rows = rows_there(plan, fresh)
+    done = {row["key"] for row in rows if row["status"] != "failed"}
+    print(describe_plan(plan, pending(plan, done)), flush=True)
+    return outcome(plan, rows)
 
 
 def run_plan(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, debug: bool) -> Outcome:

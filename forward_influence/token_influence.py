@@ -12,17 +12,16 @@ import torch
 
 from forward_influence.accepting import check_tuned_for
 from forward_influence.code_hash import code_hashes
-from forward_influence.dry_run import describe_plan, rows_there
 from forward_influence.engine import CHUNK_SIZE
 from forward_influence.errors import UserError
 from forward_influence.greedy import measure_greedily, positions_text
-from forward_influence.open_study import opened, pending
+from forward_influence.open_study import opened
 from forward_influence.plan import default_out, document_seed, make_plan
 from forward_influence.progress import Progress
 from forward_influence.request import check_numbers
 from forward_influence.runs import read_run
 from forward_influence.selectors import describe_error, make_selectors
-from forward_influence.study import Outcome, outcome
+from forward_influence.study import Outcome, outcome, tell
 from forward_influence.token_files import append_scores, in_order, ranking_file, rankings_of, scored, write_rankings
 from infokv.calls import evaluation
 from infokv.identity import identity_of, sizes_of
@@ -106,10 +105,7 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
 def run_tokens(plan, signals: dict, greedy: int, model, *, batch, fresh, dry_run, quiet, debug) -> Outcome:
     """Measure the sets of a plan, score their positions, and write what the selector ``influence`` reads."""
     if dry_run:
-        rows = rows_there(plan, fresh)
-        done = {row["key"] for row in rows if row["status"] != "failed"}
-        print(describe_plan(plan, pending(plan, done)), flush=True)
-        return outcome(plan, rows)
+        return tell(plan, fresh)
     with opened(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
         _score(plan, signals, study, Progress(quiet=quiet).say)
         study.fill(plan)
