@@ -19,7 +19,7 @@ _HOME = {
     "plot_rates": "rate_curves",
     "is_token_run": "correlations",
     "correlation_table": "correlations",
-    "additivity_table": "correlations",
+    "additivity_table": "additivity",
     "correlation_figure": "correlation_plot",
     "plot_correlations": "correlation_plot",
     "parameter_table": "parameters",

@@ -15,7 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from forward_influence.analysis.correlations import additivity_table, correlation_table, set_table
+from forward_influence.analysis.additivity import MEASURED, RANDOM, additivity_table, set_table
+from forward_influence.analysis.correlations import correlation_table
 from forward_influence.analysis.drawing import (
     FORMATS,
     MARKERS,
@@ -102,7 +103,7 @@ def _draw(table: pandas.DataFrame, sets: pandas.DataFrame, runs: Runs, selectors
     names = chosen(table.signal, selectors)
     bands = [band for band in dict.fromkeys(table.band) if band != "all"] or ["all"]
     table = table[table.signal.isin(names) & table.band.isin(bands)]
-    sets = sets[sets.band == "all"]
+    sets = sets[sets.band == "all"].drop_duplicates(["document", "size", "set_kl", "sum_kl"])  # chosen by several
     shown = sets[np.isfinite(sets[["set_kl", "sum_kl"]]).all(axis=1) & (sets[["set_kl", "sum_kl"]] > 0).all(axis=1)]
     labels = [_broken(name) for name in names]
     rows = np.array([_SPACE + _LINE * (label.count("\n") + 1) for label in labels])
@@ -148,13 +149,24 @@ def _draw_signals(axes: Axes, bands: dict[str, pandas.DataFrame], rows: np.ndarr
 
 
 def _draw_sets(axes: Axes, sets: pandas.DataFrame) -> None:
-    """What each set costs against the sum of its members, one marker per size."""
+    """What each set costs against the sum of its members: random ones by size, and what was ranked highest."""
     ends = _ends(sets[["set_kl", "sum_kl"]].to_numpy())
     axes.plot(ends, ends, color=_GREY, linestyle="--", linewidth=1, zorder=1, label="set = sum of its members")
-    styles = list(zip(palette(), MARKERS))[2:]  # the first two are those of the bands
-    for (size, part), (colour, marker) in zip(sets.groupby("size"), cycle(styles)):
-        style = {"color": colour, "marker": marker, "markersize": 4, "markeredgewidth": 0, "alpha": 0.7}
-        axes.plot(part.sum_kl, part.set_kl, linestyle="", label=f"sets of {size}", **style)
+    plain = {"markeredgewidth": 0, "alpha": 0.7}
+    styles = [
+        {"color": colour, "marker": marker, "markersize": 4} | plain for colour, marker in zip(palette(), MARKERS)
+    ]
+    parts = {
+        f"sets of {size}, random": (part, style)
+        for (size, part), style in zip(sets[sets.chosen_by == RANDOM].groupby("size"), cycle(styles[2:]))
+    }  # the first two looks are those of the bands
+    top = {"color": "0.1", "marker": "*", "markersize": 7} | plain
+    parts["ranked highest, by influence"] = (sets[sets.chosen_by == MEASURED], top)
+    signals = {"color": "0.6", "marker": ".", "markersize": 3.5, "zorder": 1.5} | plain
+    parts["ranked highest, by a signal"] = (sets[~sets.chosen_by.isin([RANDOM, MEASURED])], signals)
+    for label, (part, style) in parts.items():
+        if len(part):
+            axes.plot(part.sum_kl, part.set_kl, linestyle="", label=label, **style)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(numticks=6))

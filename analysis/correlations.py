@@ -1,4 +1,4 @@
-"""What single tokens were measured to be worth: which signal knew it, and whether it adds up over a set."""
+"""What single tokens were measured to be worth, and which signal knew it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ from forward_influence.token_files import SCORES, read_scores
 #: Two points always lie on a line, so a rank correlation takes one more.
 FEWEST = 3
 
-_BAND = ("band", "band_start", "band_stop")
-_CORRELATIONS = ["signal", *_BAND, "n_documents", "n_tokens", "spearman", "low", "high"]
-_SETS = ["document", "size", *_BAND, "set_kl", "sum_kl"]
-_ADDITIVITY = [
-    *("size", *_BAND, "n_sets", "n_documents"),
-    *("set_kl", "sum_kl", "ratio", "low", "high", "spearman"),
-]
+#: Columns that say what a line is about.
+BAND = ("band", "band_start", "band_stop")
+_CORRELATIONS = ["signal", *BAND, "n_documents", "n_tokens", "spearman", "low", "high"]
 
 #: What each removed set of positions cost, by document.
 Costs = dict[str, dict[tuple[int, ...], float]]
@@ -66,14 +62,14 @@ def correlation_table(
     UserError
         If the run has no measured row, or its scores are broken.
     """
-    bands, costs = _costs(runs)
-    scores = _scores(runs)
+    bands, costs = band_costs(runs)
+    scores = signal_scores(runs)
     documents = dict.fromkeys(document for found in scores.values() for document in found)
     lines, columns = [], []
     for signal, of_document in scores.items():
         for band, (start, stop) in bands.items():
             pairs = [_singles(costs[band].get(name, {}), of_document.get(name)) for name in documents]
-            found = np.array([_spearman(*pair) for pair in pairs])
+            found = np.array([rank_correlation(*pair) for pair in pairs])
             known = ~np.isnan(found)
             columns.append(found)
             lines.append(
@@ -94,71 +90,11 @@ def correlation_table(
     return table.sort_values("signal", key=lambda names: names.map(place), kind="stable", ignore_index=True)
 
 
-def set_table(runs: Runs) -> pandas.DataFrame:
-    """What each set cost, against the sum of what its members cost alone.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One line per document, band (as in :func:`correlation_table`) and set of two or more positions all of which
-        were also removed alone in that document: ``size``, and ``set_kl`` and ``sum_kl``, mean nats in the band.
-    """
-    bands, costs = _costs(runs)
-    lines = []
-    for band, (start, stop) in bands.items():
-        for document, found in costs[band].items():
-            for places, cost in found.items():
-                alone = [found.get((place,)) for place in places]
-                if len(places) > 1 and None not in alone:
-                    lines.append((document, len(places), band, start, stop, cost, sum(alone)))
-    return pandas.DataFrame(lines, columns=_SETS).astype({"set_kl": float, "sum_kl": float})
-
-
-def additivity_table(
-    runs: Runs, *, level: float = LEVEL, resamples: int = RESAMPLES, seed: int = 0
-) -> pandas.DataFrame:
-    """Whether influence adds up: sets of positions against the sum of their members, per size and band.
-
-    Parameters
-    ----------
-    runs : Runs
-        Of a per-token run.
-    level, resamples, seed
-        Of the bootstrap.
-
-    Returns
-    -------
-    pandas.DataFrame
-        ``set_kl`` and ``sum_kl`` are means over ``n_documents`` of each one's mean over its sets (nats; ``n_sets``
-        counts the sets of all documents); which sets, says :func:`set_table`. ``ratio`` is the one over the other,
-        with ``low`` and ``high``, its percentile bootstrap interval over documents: 1 says that influence adds up,
-        less that members stand in for each other. ``spearman`` is the mean over documents of the rank correlation
-        between the two over a document's sets, where it has 3 or more. An infinite mean has the interval of its
-        ratio alone, which is NaN where both are infinite. One document, or one whose members cost nothing at all:
-        no interval (NaN).
-    """
-    lines = []
-    for (size, _), part in set_table(runs).groupby(["size", "band"], sort=False):
-        sets = [one[["set_kl", "sum_kl"]].to_numpy() for _, one in part.groupby("document", sort=False)]
-        means = np.array([one.mean(axis=0) for one in sets])
-        ranks = np.array([_spearman(*one.T) for one in sets])
-        low, high = _ratio_interval(means, level=level, resamples=resamples, seed=seed)
-        set_kl, sum_kl = mean_of(means)
-        lines.append(
-            {
-                "size": size, **part[list(_BAND)].iloc[0], "n_sets": len(part), "n_documents": len(sets),
-                "set_kl": set_kl, "sum_kl": sum_kl, "ratio": _ratio(set_kl, sum_kl), "low": low, "high": high,
-                "spearman": mean_of(ranks[~np.isnan(ranks)]),
-            }
-        )  # fmt: skip
-    return pandas.DataFrame(lines, columns=_ADDITIVITY).sort_values("size", kind="stable", ignore_index=True)
-
-
 def _explicit(row: dict) -> bool:
     return row["selector"].startswith("positions:")
 
 
-def _costs(runs: Runs) -> tuple[dict[str, tuple[int, int]], dict[str, Costs]]:
+def band_costs(runs: Runs) -> tuple[dict[str, tuple[int, int]], dict[str, Costs]]:
     """The bands, and in each the mean KL of every set of explicit positions in documents that have all of it."""
     panel = build_panel(runs)
     bands = offset_bands(panel)
@@ -166,14 +102,14 @@ def _costs(runs: Runs) -> tuple[dict[str, tuple[int, int]], dict[str, Costs]]:
     for row in runs.rows:
         if row["status"] != "ok" or not _explicit(row) or not row["removed"]:
             continue
-        kl = np.array(row["kl"])
         for band, (start, stop) in bands.items():
-            if band == "all" or len(kl) >= stop:
-                costs[band].setdefault(row["document"], {})[tuple(row["removed"])] = float(kl[start:stop].mean())
+            if band == "all" or len(row["kl"]) >= stop:
+                kl = row["kl"][start:stop]
+                costs[band].setdefault(row["document"], {})[tuple(row["removed"])] = sum(kl) / len(kl)
     return bands, costs
 
 
-def _scores(runs: Runs) -> dict[str, dict[str, np.ndarray]]:
+def signal_scores(runs: Runs) -> dict[str, dict[str, np.ndarray]]:
     """Scores ``[prefix]`` by signal and document, for the texts that were measured; NaN where there is none."""
     texts = {row["document"]: row["document_sha"] for row in runs.rows if row["status"] == "ok"}
     found: dict[str, dict[str, np.ndarray]] = {}
@@ -198,34 +134,8 @@ def _singles(costs: dict[tuple[int, ...], float], scores: np.ndarray | None) -> 
     return one, np.where(two < NOISE, 0.0, two)
 
 
-def _spearman(one: np.ndarray, two: np.ndarray) -> float:
+def rank_correlation(one: np.ndarray, two: np.ndarray) -> float:
     """Rank correlation; NaN from too few values, or where all of one side are equal."""
     if len(one) < FEWEST or (one == one[0]).all() or (two == two[0]).all():
         return np.nan
     return float(stats.spearmanr(one, two).statistic)
-
-
-def _ratio(set_kl: np.ndarray | float, sum_kl: np.ndarray | float) -> np.ndarray | float:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.divide(set_kl, sum_kl)
-
-
-def _ratio_interval(means: np.ndarray, *, level: float, resamples: int, seed: int) -> tuple[float, float]:
-    """Percentile interval of the ratio of two means over documents, from their means ``[documents, 2]``."""
-    if len(means) < 2 or not means[:, 1].all():  # a resample of nothing but zeros would have no ratio
-        return np.nan, np.nan
-    if not np.isfinite(means).all():
-        ratio = _ratio(*mean_of(means))
-        return ratio, ratio
-    return tuple(
-        stats.bootstrap(
-            tuple(means.T),
-            lambda one, two, axis: _ratio(one.mean(axis=axis), two.mean(axis=axis)),
-            paired=True,
-            vectorized=True,
-            method="percentile",
-            confidence_level=level,
-            n_resamples=resamples,
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-    )

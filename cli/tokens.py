@@ -5,7 +5,8 @@ from __future__ import annotations
 
 def tokens(runs) -> str:
     """Which signal ranks single tokens as their influence does, and whether influence adds up over sets."""
-    from forward_influence.analysis.correlations import additivity_table, correlation_table
+    from forward_influence.analysis.additivity import additivity_table
+    from forward_influence.analysis.correlations import correlation_table
     from forward_influence.analysis.stats import few_documents
 
     correlations, additivity = correlation_table(runs), additivity_table(runs)
@@ -14,9 +15,8 @@ def tokens(runs) -> str:
         parts += ["", "Spearman correlation of signal and KL over single removed tokens, by offsets, 95% intervals",
                   _by_signal(correlations)]  # fmt: skip
     if len(additivity):
-        offsets = [f"{line.band_start}-{line.band_stop}" for line in additivity.itertuples()]
-        names = ["size", "offsets", "n_sets", "n_documents", "set_kl", "sum_kl", "ratio", "low", "high", "spearman"]
-        shown = additivity.assign(offsets=offsets)[names]
+        names = ["size", "chosen_by", "n_sets", "n_documents", "set_kl", "sum_kl", "ratio", "low", "high", "spearman"]
+        shown = additivity.loc[additivity.band == "all", names]
         parts += ["", "Mean KL of sets of tokens, sum over their members alone (nats), and ratio with 95% interval",
                   shown.to_string(index=False, float_format=lambda value: f"{value:.3g}")]  # fmt: skip
     counts = [int(table.n_documents.max()) for table in (correlations, additivity) if len(table)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,7 +20,16 @@ from forward_influence.request import check_numbers
 from forward_influence.runs import read_run
 from forward_influence.selectors import describe_error, make_selectors
 from forward_influence.study import Outcome, outcome, tell
-from forward_influence.token_files import append_scores, in_order, ranking_file, rankings_of, scored, write_rankings
+from forward_influence.token_files import (
+    append_scores,
+    in_order,
+    ranking_file,
+    rankings_of,
+    read_scores,
+    scored,
+    write_rankings,
+)
+from forward_influence.token_sets import highest, random_sets, sample_positions
 from infokv.calls import evaluation
 from infokv.identity import identity_of, sizes_of
 from infokv.prefill import prefill
@@ -55,7 +62,8 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
         Positions to measure: one drawn from each of as many equal parts of the candidates, the same in all documents
         (so intervals over documents do not contain the draw of positions); None: all candidates.
     group : iterable of int
-        The measured positions are also removed in random sets of these sizes, to see how additive influence is.
+        The measured positions are also removed in sets of these sizes, to see how additive influence is: in random
+        ones, and in those that the measured influence and each signal rank highest.
     greedy : int
         So many of them are also chosen one by one, each for what it adds to those before it; the order goes to
         ``influence-greedy.json``, the rows to the folder ``greedy``.
@@ -83,7 +91,7 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
     progress = Progress(quiet=quiet)
     check_numbers(prefix=prefix, horizon=horizon, sinks=sinks, recent=recent, seed=seed, limit=limit, skip=skip,
                   batch=batch, greedy=greedy)  # fmt: skip
-    signals = make_selectors(signal) if signal else {}
+    signals, group = make_selectors(signal) if signal else {}, tuple(group)
     for name, one in signals.items():
         if not hasattr(one, "shared_scores"):
             raise UserError(f"{name} chooses positions and has no scores; leave it out of the signals.")
@@ -99,16 +107,25 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
         plan.notices.append(sentence)
         progress.say(sentence)
     model = options.get("model", "smollm2-135m")
-    return run_tokens(plan, signals, greedy, model, batch=batch, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug)
+    return run_tokens(
+        plan, signals, group, greedy, model, batch=batch, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug
+    )
 
 
-def run_tokens(plan, signals: dict, greedy: int, model, *, batch, fresh, dry_run, quiet, debug) -> Outcome:
+def run_tokens(
+    plan, signals: dict, sizes: tuple[int, ...], greedy: int, model, *, batch, fresh, dry_run, quiet, debug
+) -> Outcome:
     """Measure the sets of a plan, score their positions, and write what the selector ``influence`` reads."""
     if dry_run:
-        return tell(plan, fresh)
+        told = tell(plan, fresh)
+        if sizes:
+            more = len(sizes) * (len(signals) + 1)
+            print(f"Then at most {more} sets in each document, those that are ranked highest.", flush=True)
+        return told
     with opened(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
         _score(plan, signals, study, Progress(quiet=quiet).say)
         study.fill(plan)
+        _measure_highest(plan, signals, sizes, study)
         rows = list(study.folder.rows())
         model = study.model_or_request
         identity = noted_identity(plan.out) or identity_of(study.load().model).to_dict()
@@ -126,6 +143,22 @@ def run_tokens(plan, signals: dict, greedy: int, model, *, batch, fresh, dry_run
         rankings["greedy"] = {name: in_order(orders[name], found) for name, found in rankings["all"].items()}
     write_rankings(plan, rankings, identity)
     return outcome(plan, rows)
+
+
+def _measure_highest(plan, signals: dict, sizes: tuple[int, ...], study) -> None:
+    """Remove the sets that the measured influence and each signal rank highest among the measured positions."""
+    alone = rankings_of(plan, study.folder.rows())["all"]
+    entries = read_scores(plan.out, plan.spec.hash())
+    for document in plan.documents:
+        costs = alone.get(document.id, {})
+        rankings = [costs] + [
+            {place: one["scores"][place] for place in costs if one["scores"][place] is not None}
+            for one in entries
+            if one["signal"] in signals and (one["document"], one["document_sha"]) == (document.id, document.sha)
+        ]
+        sets = [found for size in sizes for ranking in rankings if (found := highest(ranking, size))]
+        selectors = make_selectors(map(positions_text, dict.fromkeys(sets))) if sets else {}
+        study.fill(replace(plan, documents=[document], short=[], selectors=selectors))
 
 
 def noted_identity(folder: Path) -> dict | None:
@@ -150,39 +183,6 @@ def _score(plan, signals: dict, study, say) -> None:
         append_scores(plan, document, scores, codes)
         for name, reason in failed.items():
             say(f"Document {document.id!r} has no scores of {name} ({reason.rstrip('.')}); going on.")
-
-
-def sample_positions(candidates: range, sample: int | None, seed: int) -> list[int]:
-    """One position from each of ``sample`` equal parts of the candidates, ascending; None: all of them.
-
-    Raises
-    ------
-    UserError
-        If there are fewer candidates than that.
-    """
-    if sample is None:
-        return list(candidates)
-    if type(sample) is not int or not 1 <= sample <= len(candidates):
-        raise UserError(
-            f"sample is {sample}; it must be from 1 to the {len(candidates)} candidates of this prefix, or all of them."
-        )
-    draw = random.Random(f"sample {seed}")
-    edges = [candidates.start + len(candidates) * part // sample for part in range(sample + 1)]
-    return [draw.randrange(start, stop) for start, stop in pairwise(edges)]
-
-
-def random_sets(places: list[int], size: int, seed: int) -> list[list[int]]:
-    """Positions dealt into as many random sets of one size as they fill.
-
-    Raises
-    ------
-    UserError
-        If they do not fill one.
-    """
-    if type(size) is not int or not 2 <= size <= len(places):
-        raise UserError(f"group is {size}; it must be from 2 to the {len(places)} positions that are measured.")
-    dealt = random.Random(f"sets of {size}, {seed}").sample(places, len(places))
-    return [dealt[start : start + size] for start in range(0, len(dealt) - size + 1, size)]
 
 
 def shared_scores(model, document, signals: dict, spec) -> tuple[dict[str, list[float]], dict[str, str]]:

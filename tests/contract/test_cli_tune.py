@@ -154,6 +154,7 @@ def test_dry_runs_load_nothing_and_write_nothing(tiny, cli, tmp_path):
     assert "window: 4, 8, 16" in out and "at most" in out
     code, out, _ = cli(*asking(tiny, "influence", "--sample", "6", "--group", "3", "--recent", "8", "--dry-run"))
     assert code == 0 and "64 to measure" in out  # 8 documents, 6 tokens and 2 sets
+    assert "Then at most 19 sets in each document, those that are ranked highest." in out
     assert not list(tmp_path.glob("*/rows.jsonl")) and not (tmp_path / "run").exists()
 
 
@@ -163,6 +164,7 @@ def test_an_influence_run_is_shown_and_drawn_as_such(tiny, cli, tmp_path):
     assert cli(*asked) == (0, "3 documents measured, 0 skipped, 0 failed: run\n", "")
     code, out, _ = cli("show", "run")
     assert code == 0 and "knorm" in out and "entropy" in out and "positions:at" not in out
+    assert "random sets" in out and "measured influence" in out
     code, out, _ = cli("plot", "run", "--format", "png")
     assert code == 0 and (tmp_path / "run" / "correlations.png").is_file()
     assert (tmp_path / "run" / "correlations-additivity.csv").is_file()

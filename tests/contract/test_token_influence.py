@@ -16,7 +16,8 @@ from forward_influence.influence_selector import Influence
 from forward_influence.models import load_model
 from forward_influence.selectors import make_selector
 from forward_influence.token_files import SCORES, read_scores
-from forward_influence.token_influence import random_sets, sample_positions, token_influence
+from forward_influence.token_influence import token_influence
+from forward_influence.token_sets import random_sets, sample_positions
 from infokv.errors import Refused
 from infokv.prefill import prefill
 from infokv.scorer import Scorer
@@ -55,7 +56,7 @@ def test_rows_are_the_influence_of_single_tokens_and_of_sets(run, tiny):
     rows = read_rows(run)
     singles = [row for row in rows if row["n_removed"] == 1]
     sets = [row for row in rows if row["n_removed"] > 1]
-    assert len(singles) == 2 * 50 and len(sets) == 2 * 12
+    assert len(singles) == 2 * 50 and len(sets) >= 2 * (12 + len(SIGNALS))
     assert {row["removed"][0] for row in singles} == set(range(2, 52))
     assert all(row["n_removed"] == 4 for row in sets)
     for document in {row["document"] for row in rows}:
@@ -78,6 +79,27 @@ def test_scores_are_what_each_signal_says_of_every_position(run, tiny):
         _, facts = prefill(tiny["model"].model, ids, selector.needs, candidates=range(2, PREFIX - 8))
         scores = selector.scorer.score(facts).double().mean(dim=(0, 1))
         assert entry["scores"][2:52] == pytest.approx(scores[2:52].tolist(), rel=1e-5, abs=1e-7)
+
+
+def test_the_sets_are_random_ones_and_those_that_are_ranked_highest(run):
+    rows = read_rows(run)
+    spec_hash = json.loads((run / "run.json").read_text())["hash"]
+    dealt = {tuple(sorted(one)) for one in random_sets(list(range(2, 52)), 4, 0)}
+    for document in {row["document"] for row in rows}:
+        own = [row for row in rows if row["document"] == document]
+        rankings = {e["signal"]: dict(enumerate(e["scores"])) for e in read_scores(run, spec_hash)
+                    if e["document"] == document}  # fmt: skip
+        rankings["influence"] = {row["removed"][0]: sum(row["kl"]) for row in own if row["n_removed"] == 1}
+        best = set()
+        for ranking in rankings.values():
+            left = {place: score for place, score in ranking.items() if 2 <= place < 52}
+            found = []
+            for _ in range(4):
+                found.append(max(left, key=lambda place: (left[place], -place)))
+                del left[found[-1]]
+            best.add(tuple(sorted(found)))
+        assert len(best) > len(SIGNALS) - 1
+        assert {tuple(row["removed"]) for row in own if row["n_removed"] > 1} == dealt | best
 
 
 def test_rankings_hold_the_mean_influence_of_each_band(run):

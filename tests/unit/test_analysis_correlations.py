@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from itertools import combinations
 from pkgutil import iter_modules
 
 import numpy as np
@@ -18,7 +19,7 @@ from forward_influence.analysis import (
     open_runs,
     plot_correlations,
 )
-from forward_influence.analysis.correlations import set_table
+from forward_influence.analysis.additivity import MEASURED, RANDOM, set_table
 from forward_influence.errors import UserError
 from forward_influence.rows import ROW_FIELDS, RunSpec, row_key
 from forward_influence.runs import RunFolder
@@ -149,7 +150,8 @@ def test_the_bootstrap_can_be_chosen(measured):
         pandas.testing.assert_frame_equal(function(runs), function(runs))
         wide = function(runs).high - function(runs).low
         narrow = function(runs, level=0.5, resamples=500, seed=2)
-        assert ((narrow.high - narrow.low) < wide).all()
+        several = function(runs).n_documents > 3
+        assert ((narrow.high - narrow.low) < wide)[several].all() and several.any()
 
 
 def test_shuffled_influence_destroys_a_planted_correlation(measured):
@@ -260,42 +262,81 @@ def test_shards_are_one_run(measured, tmp_path):
         pandas.testing.assert_frame_equal(function(shards), function(whole))
 
 
+def ranked_first(values: dict[int, float], size: int) -> tuple[int, ...]:
+    """By trying all sets: the one whose least value is the largest."""
+    return max(combinations(sorted(values), size), key=lambda places: min(values[place] for place in places))
+
+
+def choices(costs, scores, document: str, size: int) -> dict[str, list[tuple[int, ...]]]:
+    """Sets of a document by who chose them, of those that were removed."""
+    there = [places for places in costs[document] if len(places) == size]
+    rankings = {MEASURED: {p: sum(costs[document][p,]) for p in PLACES}}
+    rankings |= {signal: {p: found[document][p] for p in PLACES} for signal, found in scores.items()}
+    out = {name: [one for one in there if one == ranked_first(values, size)] for name, values in rankings.items()}
+    return out | {RANDOM: [one for one in there if all(one not in sets for sets in out.values())]}
+
+
+def with_all_choices(documents: int = 5):
+    """A run in which what is ranked first was removed as well."""
+    costs, scores = random_run(documents)
+    for number, (document, found) in enumerate(costs.items()):
+        rankings = [
+            {p: sum(found[p,]) for p in PLACES},
+            *({p: one[document][p] for p in PLACES} for one in scores.values()),
+        ]
+        for size in (2, 3):
+            for places in {ranked_first(values, size) for values in rankings}:
+                found[places] = ((1.5 + number / 10) * sum(np.array(found[p,]) for p in places)).tolist()
+    return costs, scores
+
+
 def test_additivity_equals_plain_loops(measured):
-    costs, scores = random_run()
+    costs, scores = with_all_choices()
     table = additivity_table(measured(costs, scores), seed=7)
-    assert list(zip(table["size"], table.band)) == [(size, band) for size in (2, 3) for band in BANDS]
+    names = (RANDOM, MEASURED, "one", "two")
+    expected = [(size, name, band) for size in (2, 3) for name in names for band in BANDS]
+    assert list(zip(table["size"], table.chosen_by, table.band)) == expected
     for line in table.itertuples():
-        sets = [one for one in SETS if len(one) == line.size]
-        means, correlations = [], []
-        for found in costs.values():
-            if mean_in(found[4,], line.band) is not None:
+        counted, means, correlations = 0, [], []
+        for document, found in costs.items():
+            sets = choices(costs, scores, document, line.size)[line.chosen_by]
+            assert len(sets) == 1 or line.chosen_by == RANDOM
+            if mean_in(found[4,], line.band) is not None and sets:
                 whole = [mean_in(found[one], line.band) for one in sets]
                 parts = [sum(mean_in(found[p,], line.band) for p in one) for one in sets]
                 means.append((sum(whole) / len(sets), sum(parts) / len(sets)))
-                correlations.append(spearman(whole, parts))
+                counted += len(sets)
+                if len(sets) > 2:
+                    correlations.append(spearman(whole, parts))
         means = np.array(means)
-        assert line.n_documents == len(means) == (4 if line.band == "far" else 5)
-        assert line.n_sets == len(sets) * len(means)
+        assert line.n_documents == len(means)
+        assert line.n_sets == counted
         assert (line.band_start, line.band_stop) == BANDS[line.band]
         assert (line.set_kl, line.sum_kl) == pytest.approx(means.mean(axis=0), rel=1e-12)
         assert line.ratio == pytest.approx(means[:, 0].sum() / means[:, 1].sum(), rel=1e-12)
         ratios = interval(means, lambda one: one[:, 0].sum() / one[:, 1].sum(), 7)
         assert (line.low, line.high) == pytest.approx(ratios, rel=0.02)  # the draws differ
-        assert line.low < line.ratio < line.high
-        assert line.spearman == pytest.approx(np.mean(correlations), rel=1e-12)
+        assert line.low <= line.ratio <= line.high
+        expected = np.mean(correlations) if correlations else math.nan
+        assert line.spearman == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
 def test_additivity_by_hand(measured):
     """Document a: sets of 0.2 and 0.4 where the sums are 0.3 and 0.7; b: one of 0.9 where it is 0.3."""
     level = {"a": {(4,): 0.1, (7,): 0.2, (11,): 0.3, (16,): 0.4, (4, 7): 0.2, (11, 16): 0.4, (4, 22): 5.0}}
     level["b"] = {(4,): 0.1, (7,): 0.2, (4, 7): 0.9, (11, 16): 5.0}
-    runs = measured({d: {p: [one] * 128 for p, one in found.items()} for d, found in level.items()}, {})
-    (line,) = additivity_table(runs).itertuples()
-    assert (line.size, line.band, line.n_sets, line.n_documents) == (2, "all", 3, 2)
-    assert (line.set_kl, line.sum_kl) == pytest.approx((0.6, 0.4))  # of 0.3 and 0.9, of 0.5 and 0.3
-    assert (line.ratio, line.low, line.high) == pytest.approx((1.5, 0.6, 3.0))
-    assert math.isnan(line.spearman)  # no document has three sets
-    assert len(set_table(runs)) == 3
+    costs = {d: {p: [one] * 128 for p, one in found.items()} for d, found in level.items()}
+    scores = {"last": {"a": list(range(PREFIX)), "b": [0.0] * PREFIX}}  # one that says nothing in b
+    last, measured_ones, others = (
+        additivity_table(measured(costs, scores)).set_index("chosen_by").loc[["last", MEASURED, RANDOM]].itertuples()
+    )
+    assert (last.n_sets, last.n_documents, last.ratio) == (1, 1, pytest.approx(0.4 / 0.7))  # 11 and 16 of a
+    assert (measured_ones.n_sets, measured_ones.ratio) == (1, pytest.approx(0.4 / 0.7))  # in b it is nobody's choice
+    assert (others.size, others.band, others.n_sets, others.n_documents) == (2, "all", 2, 2)
+    assert (others.set_kl, others.sum_kl) == pytest.approx((0.55, 0.3))  # of 0.2 and 0.9, of 0.3 and 0.3
+    assert (others.ratio, others.low, others.high) == pytest.approx((0.55 / 0.3, 0.2 / 0.3, 3.0))
+    assert math.isnan(others.spearman)  # no document has three sets
+    assert len(set_table(measured(costs, {}, "unscored"))) == 3
 
 
 @pytest.mark.parametrize(
@@ -309,7 +350,7 @@ def test_additivity_by_hand(measured):
 )
 def test_additivity_of_infinities_and_of_nothing(measured, level, ratio):
     kl = {p: [one] * 128 for p, one in level.items()}
-    other = {p: [one] * 128 for p, one in {(4,): 1.0, (7,): 1.0, (4, 7): 1.0}.items()}
+    other = {p: [one] * 128 for p, one in {(4,): 1.0, (7,): 1.0, (4, 7): 1.0}.items()}  # no choice: that is all
     costs = {"a": kl, "b": kl if math.isnan(ratio) else other}
     (line,) = additivity_table(measured(costs, {})).itertuples()
     assert (line.ratio, line.low, line.high) == pytest.approx((ratio,) * 3, nan_ok=True)
@@ -348,7 +389,7 @@ def words(figure) -> str:
 
 
 def test_the_points_are_those_of_the_tables(measured):
-    runs = measured(*random_run())
+    runs = measured(*with_all_choices())
     left, right = correlation_figure(runs).axes
     table = correlation_table(runs)
     assert [label.get_text() for label in left.get_yticklabels()] == ["one", "two"]
@@ -361,13 +402,20 @@ def test_the_points_are_those_of_the_tables(measured):
         np.testing.assert_allclose(ends, table[table.band == band][["low", "high"]])
     assert left.get_xlim()[0] <= 0 <= left.get_xlim()[1]
     sets = set_table(runs)
-    for size in (2, 3):
-        (line,) = (line for line in right.lines if line.get_label() == f"sets of {size}")
-        expected = sets[(sets["size"] == size) & (sets.band == "all")]
-        np.testing.assert_allclose(np.stack(line.get_data(), axis=1), expected[["sum_kl", "set_kl"]])
+    sets = sets[sets.band == "all"]
+    drawn = {line.get_label(): line for line in right.lines}
+    parts = {f"sets of {size}, random": (sets["size"] == size) & (sets.chosen_by == RANDOM) for size in (2, 3)}
+    parts["ranked highest, by influence"] = sets.chosen_by == MEASURED
+    parts["ranked highest, by a signal"] = sets.chosen_by.isin(["one", "two"])
+    for label, part in parts.items():
+        points = {tuple(point) for point in np.stack(drawn[label].get_data(), axis=1)}
+        whole = set(sets.loc[part, ["sum_kl", "set_kl"]].itertuples(index=False, name=None))
+        assert points <= whole
+        if label != "ranked highest, by a signal":  # those that influence chose as well have its mark
+            assert points == whole
     assert right.get_xscale() == right.get_yscale() == "log"
     looks = {(str(line.get_color()), line.get_marker()) for axes in (left, right) for line in axes.lines}
-    assert len(looks) == 5  # near, far, two sizes, and what is grey
+    assert len(looks) == 7  # near, far, two sizes, two kinds of choice, and what is grey
 
 
 def test_the_caption_says_what_it_rests_on(measured):
