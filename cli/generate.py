@@ -170,10 +170,11 @@ def _sampling(temperature: float | None, top_p: float | None, top_k: int | None)
 
 def _scorer(method: str):
     from forward_influence.cli.methods import per_query_head
-    from infokv.scorer import get_scorer, kv_head_method
+    from forward_influence.methods import scorer_named
+    from infokv.scorer import kv_head_method
     from infokv.signals import parse_signal
 
-    scorer = get_scorer(method)
+    scorer = scorer_named(method)
     missing = [name for name in ("score", *_FACTS) if not hasattr(scorer, name)]
     if missing:
         raise _error(f"{method!r} is no method: it has no {missing[0]}; derive the class from infokv.Scorer.")

@@ -42,9 +42,10 @@ def describe(method: str) -> str:
     Refused
         If there is none of that name, or it cannot be made.
     """
-    from infokv.scorer import SCORERS, get_scorer
+    from forward_influence.methods import scorer_named
+    from infokv.scorer import SCORERS
 
-    scorer = get_scorer(method)
+    scorer = scorer_named(method)
     cls = type(scorer)
     lines = [
         f"{SCORERS.canonical(scorer)}  ({cls.__module__}.{cls.__qualname__})",

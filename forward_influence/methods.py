@@ -93,7 +93,7 @@ def make_methods(given, keep: Iterable = (), tokens: Iterable = (), layers: str 
     methods = []
     for one in given if several else [given]:
         try:
-            scorer = usable_scorer(_scoring_selector(one))
+            scorer = usable_scorer(scorer_named(one) if isinstance(one, str) else one)
         except (UserError, Refused):
             raise
         except (Exception, SystemExit) as error:  # a third party's constructor may raise anything
@@ -109,12 +109,18 @@ def make_methods(given, keep: Iterable = (), tokens: Iterable = (), layers: str 
     return methods
 
 
-def _scoring_selector(given):
-    """A text that names a selector of this package which is a scorer, such as ``entropy``, as that scorer."""
-    name = given.partition(":")[0] if isinstance(given, str) else None
+def scorer_named(text: str) -> Scorer:
+    """The scorer of a text: a registered one, an own class, or a selector that is a scorer, such as ``entropy``.
+
+    Raises
+    ------
+    UserError, Refused
+        If there is none, in one sentence.
+    """
+    name = text.partition(":")[0]
     if name not in SELECTORS or name in SCORERS:
-        return given
-    made = SELECTORS.create(given)
+        return SCORERS.create(text)
+    made = SELECTORS.create(text)
     if not isinstance(made, Scorer):
-        raise UserError(f"{given!r} chooses positions to remove and has no scores to keep a cache by; name a method.")
+        raise UserError(f"{text!r} chooses positions to remove and has no scores to keep a cache by; name a method.")
     return made

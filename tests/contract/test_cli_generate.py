@@ -11,6 +11,7 @@ from tiny_models import build
 from tiny_runs import Script, refusal, save_hollow, save_model, token_ids, words
 
 from forward_influence.cli.methods import facts, per_query_head, source_of
+from forward_influence.methods import scorer_named
 from infokv import Budget, Schedule, compress, get_scorer
 from infokv.scorer import SCORERS, kv_head_method
 
@@ -66,6 +67,7 @@ WAYS = {
                  ("knorm", Budget(keep="0.4"), {"decode": Schedule(8, 3, "0.5", False)})),
     "part of a schedule": (["--method", "rkv:every=8,window=4", "--protect-prompt"],
                            ("rkv:every=8,window=4", Budget(keep="0.4"), {"decode": Schedule(8, 4, None, True)})),
+    "a selector": (["--method", "entropy", "--keep", "0.3"], (scorer_named("entropy"), Budget(keep="0.3"), {})),
     "chunks": (["--method", "infokv:window=5", "--prefill-chunk", "7"],
                ("infokv:window=5", Budget(keep="0.4"), {"prefill_chunk": 7})),
 }  # fmt: skip
