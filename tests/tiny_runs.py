@@ -31,6 +31,13 @@ ENVIRONMENT = {
     "COLUMNS": "120",
 }
 
+#: Tokens of the documents of the study in conftest: two long ones, some that end before the horizon, two too short.
+TOKENS = [120, 100, 90, 75, 60, 300, 101, 76]
+LONG_ENOUGH = [0, 1, 2, 5, 6, 7]
+
+#: Its selectors.
+ALL = ["attention:window=8", "entropy", "random", "none", "recompute", "positions:at=5+9"]
+
 
 def save_tokenizer(folder: Path) -> None:
     """A word-level tokenizer: ``w3`` to ``w88`` are tokens 3 to 88, anything else is 0; ``<s>`` (1) comes first."""
@@ -236,3 +243,15 @@ def _run_command(arguments: list[str], folder: Path, streams: list[Path], enviro
     from forward_influence.cli import main
 
     main(arguments)
+
+
+def measuring(tiny, *more, model="model", out="run"):
+    """Words of a small study with a model and the documents of a folder; later flags win."""
+    return arguments(tiny / model, tiny / "docs.jsonl", out, *more)
+
+
+def changed(command, name, value):
+    """The words of a command with another value of one flag."""
+    command = list(command)
+    command[command.index(name) + 1] = str(value)
+    return command

@@ -1,83 +1,38 @@
-"""Whole studies on a tiny model: every number of every row against a float64 forward, and what resume may do."""
+"""Whole studies on a tiny model: every number of every row against a float64 forward."""
 
-import errno
 import hashlib
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from tiny_models import reference_logits
 from tiny_runs import (
+    ALL,
     CHUNK,
     HORIZON,
+    LONG_ENOUGH,
     PREFIX,
     REMOVED,
     STUDY,
-    alike,
+    TOKENS,
     by_name,
     read_rows,
-    save_model,
     token_ids,
     words,
     write_documents,
 )
 
-from forward_influence import measure, open_runs, register_selector
+from forward_influence import open_runs, register_selector
 from forward_influence.data import DataError
 from forward_influence.errors import UserError
 from forward_influence.models import load_model
 from forward_influence.rows import ROW_FIELDS, RunSpec, row_key
-from forward_influence.runs import RunFolder
 from forward_influence.selectors import SELECTORS, Selector
-from forward_influence.study import Incomplete
-
-#: Tokens of the documents: two long ones, some that end before the horizon, two that are too short.
-TOKENS = [120, 100, 90, 75, 60, 300, 101, 76]
-LONG_ENOUGH = [0, 1, 2, 5, 6, 7]
-ALL = ["attention:window=8", "entropy", "random", "none", "recompute", "positions:at=5+9"]
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tiny")
-    network = save_model(folder / "model")
-    write_documents(folder / "docs.jsonl", TOKENS)
-    return folder, network
-
-
-@pytest.fixture
-def model_folder(tiny):
-    return tiny[0] / "model"
-
-
-@pytest.fixture
-def study(tiny, tmp_path, monkeypatch):
-    """``study(out="run", **changes)`` runs measure() on the tiny model, quietly unless asked."""
-    monkeypatch.chdir(tmp_path)
-    folder, _ = tiny
-
-    def run(out="run", **changes):
-        options = {"model": folder / "model", "data": folder / "docs.jsonl", "quiet": True, "out": out, **STUDY}
-        return measure(**{**options, **changes})
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def whole(tiny, tmp_path_factory):
-    """One undisturbed run that several tests compare with."""
-    folder, _ = tiny
-    out = tmp_path_factory.mktemp("whole") / "run"
-    outcome = measure(
-        model=folder / "model", data=folder / "docs.jsonl", selector=ALL, out=out, quiet=True, **STUDY
-    )  # fmt: skip
-    return outcome
-
-
-def test_every_number_of_every_row(tiny, whole):
-    _, network = tiny
+def test_every_number_of_every_row(study_folder, whole):
+    _, network = study_folder
     rows = by_name(read_rows(whole.path))
     assert [selector for document, selector in rows if document == "d0"] == ALL
     spec_hash = open_runs(whole.path).hash
@@ -177,7 +132,7 @@ def test_full_horizon(study, whole):
     assert outcome.runs().hash != open_runs(whole.path).hash
 
 
-def test_run_json_says_where_numbers_come_from(whole, tiny):
+def test_run_json_says_where_numbers_come_from(whole, study_folder):
     header = json.loads((whole.path / "run.json").read_text())
     spec, facts = RunSpec.from_dict(header["spec"]), header["provenance"]
     assert (spec.prefix, spec.horizon, spec.chunk, spec.fraction, spec.seed) == (PREFIX, HORIZON, CHUNK, "0.09", 0)
@@ -185,126 +140,13 @@ def test_run_json_says_where_numbers_come_from(whole, tiny):
     assert spec.model.startswith("folder:") and spec.tokenizer.startswith("tokenizer:")
     assert header["hash"] == spec.hash()
     assert facts["requested"] == {"horizon": HORIZON, "limit": None, "skip": 0, "fraction": "0.09", "shard": None}
-    assert facts["model"] == {"name": "model", "path": str(tiny[0] / "model")}
+    assert facts["model"] == {"name": "model", "path": str(study_folder[0] / "model")}
     assert (facts["device"], facts["dtype"], facts["attention"]) == ("cpu", "float32", "sdpa")
     assert facts["reference_check"]["error_masked"] < 1e-3
     assert facts["planned_rows"] == len(read_rows(whole.path)) == 8 * len(ALL)
     assert facts["packages"]["torch"] == torch.__version__
     assert facts["notices"] == ["Corpus 'local': 8 documents from 1 file."]
     assert facts["tokenizer_adds_bos"] is True
-
-
-def test_same_numbers_whatever_the_batch(study, whole):
-    for batch in (1, 2, 100):
-        alike(read_rows(study(f"batch{batch}", selector=ALL, batch=batch).path), read_rows(whole.path))
-
-
-def test_resume_adds_only_what_is_missing_in_any_order(study, whole):
-    study(selector=["none", "entropy"], limit=2)
-    first = (study(selector=["entropy"], limit=2).path / "rows.jsonl").read_bytes()
-    again = study(selector=["entropy", "none"], limit=2)
-    assert (again.path / "rows.jsonl").read_bytes() == first  # nothing to do, nothing done
-    header = json.loads((again.path / "run.json").read_text())
-    assert [one["planned_rows"] for one in header["resumed"]] == [len(read_rows(again.path))] * 2
-    study(selector=["positions:at=9+5", "recompute"], limit=4, batch=1)
-    last = study(selector=list(reversed(ALL)))
-    assert (last.path / "rows.jsonl").read_bytes().startswith(first)
-    assert (last.ok, last.skipped) == (6, 2)
-    alike(read_rows(last.path), read_rows(whole.path))
-    header = json.loads((last.path / "run.json").read_text())
-    assert len(header["resumed"]) == 4
-    assert header["resumed"][-1]["planned_rows"] == 48
-
-
-def test_nothing_to_do_loads_no_weights(study, monkeypatch):
-    study(selector="none", limit=2)
-    monkeypatch.setattr("forward_influence.models.load_model", None)
-    assert study(selector="none", limit=2).ok == 2
-
-
-def test_seed_changes_order_and_choices(study, whole):
-    other = study("other", selector=["random"], seed=1)
-    one, two = read_rows(whole.path), read_rows(other.path)
-
-    def order(rows):
-        return [row["document"] for row in rows if row["selector"] == "random" and row["status"] == "ok"]
-
-    assert order(one) == sorted(
-        (f"d{index}" for index in LONG_ENOUGH), key=lambda name: hashlib.sha256(f"0\n{name}".encode()).digest()
-    )
-    assert order(one) != order(two)
-    assert by_name(one)["d0", "random"]["removed"] != by_name(two)["d0", "random"]["removed"]
-    assert (
-        by_name(read_rows(study(selector=["random"], limit=6).path))["d0", "random"]["removed"]
-        == (by_name(one)["d0", "random"]["removed"])
-    )
-
-
-def test_shards_make_the_whole(study, whole):
-    parts = [study(f"all/{number}", selector=ALL, shard=f"{number}/3") for number in (1, 2, 3)]
-    assert [part.ok for part in parts] == [2, 2, 2]
-    assert sorted(part.skipped for part in parts) == [0, 1, 1]
-    alike(open_runs("all").rows, read_rows(whole.path))
-    limited = [study(f"limited/{number}", selector="none", shard=f"{number}/2", limit=3) for number in (1, 2)]
-    assert [part.ok for part in limited] == [2, 1]
-    alike(open_runs("limited").rows, read_rows(study("three", selector="none", limit=3).path))
-    with pytest.raises(UserError, match="shard 7/7 has no document: there are fewer than 7; use fewer shards"):
-        study("more", selector="none", shard="7/7")
-
-
-def test_default_folder(study, tmp_path):
-    one = study(out=None, selector="none", limit=2)
-    assert one.path.parts[0] == "runs" and one.path.name.startswith("model-")
-    assert study(out=None, selector="random", limit=2, fraction=0.0900).path == one.path
-    assert study(out=None, selector="random", limit=2, fraction="0.10").path != one.path
-    assert study(out=None, selector="none", limit=2, shard="1/2").path.name == f"{one.path.name}-shard-1-of-2"
-    assert len(open_runs(one.path).rows) == 4 + 2 * one.skipped
-
-
-def test_fresh_keeps_old_rows_aside(study):
-    before = (study(selector="random", limit=2).path / "rows.jsonl").read_bytes()
-    outcome = study(selector="none", limit=2, fresh=True)
-    assert {row["selector"] for row in read_rows(outcome.path)} == {"none"}
-    assert (outcome.path / "old-1" / "rows.jsonl").read_bytes() == before
-
-
-def test_another_study_in_the_same_folder_is_refused(study):
-    study(selector="none", limit=1)
-    with pytest.raises(
-        UserError, match=r"holds another run \(chunk 16 there, 8 here\); give another --out, or --fresh"
-    ):
-        study(selector="none", limit=1, chunk=8)
-    with pytest.raises(UserError, match=r"holds another run \(chunk 16 there, 8 here\)"):
-        study(selector="none", limit=1, chunk=8, dry_run=True)
-    assert study(selector="none", limit=1, chunk=8, fresh=True).ok == 1
-
-
-def test_two_at_once_in_one_folder_are_refused(study):
-    path = study(selector="none", limit=1).path
-    with (
-        RunFolder.open(path, open_runs(path).spec, {}),
-        pytest.raises(UserError, match="in use by another process; wait for it, or give another --out"),
-    ):
-        study(selector="random", limit=1)
-    assert study(selector="random", limit=1).ok == 1
-
-
-def test_changed_documents_are_not_mixed(study, tmp_path):
-    data = write_documents(tmp_path / "mine.jsonl", [100, 100])
-    study(selector="none", data=data)
-    data.write_text(data.read_text().replace("w", "w1", 1))
-    for more in ({"selector": "random"}, {"selector": "none"}, {"selector": "none", "dry_run": True}):
-        with pytest.raises(UserError, match=r"Document 'd0' has other tokens than in earlier rows .*--out, or --fresh"):
-            study(data=data, **more)
-    assert study(selector="none", data=data, fresh=True).ok == 2
-
-
-def test_a_document_that_became_long_enough_is_not_mixed(study, tmp_path):
-    data = write_documents(tmp_path / "mine.jsonl", [60, 100])
-    study(selector="none", data=data)
-    write_documents(data, [100, 100])
-    with pytest.raises(UserError, match="Document 'd0' has other tokens"):
-        study(selector="none", data=data)
 
 
 def test_a_text_under_two_ids_counts_once(study, tmp_path, capsys):
@@ -355,174 +197,6 @@ def test_too_few_documents_are_told(study, capsys):
     assert "7 documents were asked for; 6 of this corpus are long enough." in capsys.readouterr().err
     with pytest.raises(UserError, match=r"at least 401 tokens are needed \(prefix 240\).* the longest has 300"):
         study(selector="none", prefix=240, chunk=161, horizon=161, extend_context="yarn")
-
-
-# What may fail alone
-
-
-class Raises(Selector):
-    """Fails on one document."""
-
-    needs = ("entropy",)
-
-    def select(self, signals, count, document):
-        if document == "d1":
-            raise ZeroDivisionError("no luck")
-        return range(4, 4 + count)
-
-
-def test_a_selector_that_raises_fails_alone(study, whole, capsys):
-    outcome = study(selector=["random", Raises, "none"], quiet=False)
-    told = capsys.readouterr().err
-    name = f"{Raises.__module__}:Raises"
-    assert f"Document 'd1' failed with {name} (ZeroDivisionError: no luck); going on." in told
-    rows = by_name(read_rows(outcome.path))
-    assert rows["d1", name]["status"] == "failed"
-    assert rows["d1", name]["reason"] == "ZeroDivisionError: no luck"
-    assert rows["d1", name]["removed"] is None
-    assert rows["d0", name]["removed"] == [4, 5, 6, 7, 8]
-    assert (outcome.ok, outcome.failed, outcome.failed_rows) == (6, 0, 1)
-    assert "0 failed (1 rows; forward-influence show says why)" in outcome.sentence()
-    others = [row for key, row in rows.items() if key[1] != name]
-    alike(others, [row for row in read_rows(whole.path) if row["selector"] in ("random", "none")])
-    with pytest.raises(ZeroDivisionError):
-        study(selector=[Raises], debug=True)
-
-
-def test_failed_rows_are_tried_again(study, monkeypatch):
-    assert study(selector=[Raises]).failed_rows == 1
-    monkeypatch.setattr(Raises, "select", lambda self, signals, count, document: range(4, 4 + count))
-    outcome = study(selector=[Raises])
-    assert (outcome.ok, outcome.failed_rows) == (6, 0)
-    rows = by_name(read_rows(outcome.path))
-    assert rows["d1", f"{Raises.__module__}:Raises"]["status"] == "ok"
-
-
-def test_a_document_without_a_distribution_fails_alone(study, tmp_path, capsys):
-    """The embedding of one word is NaN."""
-    network = save_model(tmp_path / "model")
-    network.get_input_embeddings().weight.data[88] = math.nan
-    network.save_pretrained(tmp_path / "model")
-    loaded = load_model(tmp_path / "model", check=False, notify=lambda sentence: None)
-    data = write_documents(tmp_path / "docs.jsonl", [100, 100, 100])
-    data.write_text(data.read_text().replace('"d1", "text": "', '"d1", "text": "w88 '))
-    outcome = study(model=loaded, data=data, selector=["random", "none"], quiet=False)
-    rows = by_name(read_rows(outcome.path))
-    assert {row["status"] for (document, _), row in rows.items() if document == "d1"} == {"failed"}
-    assert {row["status"] for (document, _), row in rows.items() if document != "d1"} == {"ok"}
-    assert "Document 'd1' failed (" in capsys.readouterr().err
-    assert rows["d1", "none"]["reason"].startswith("The reference logits hold NaN")
-    assert (outcome.ok, outcome.failed, outcome.failed_rows) == (2, 1, 2)
-
-
-class Leaves(Selector):
-    """Ends the program, or tries to."""
-
-    error: BaseException = SystemExit(0)
-
-    def select(self, signals, count, document):
-        raise self.error
-
-
-class Unlisted(BaseException):
-    """No Exception."""
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [(SystemExit(0), "SystemExit: 0"), (SystemExit(), "SystemExit"), (Unlisted("x"), "Unlisted: x")],
-)
-def test_a_selector_that_ends_the_program_fails_alone(study, monkeypatch, error, reason):
-    monkeypatch.setattr(Leaves, "error", error)
-    outcome = study(selector=[Leaves, "none"], limit=2)
-    assert (outcome.ok, outcome.failed_rows) == (2, 2)
-    failed = {row["reason"] for row in read_rows(outcome.path) if row["status"] == "failed"}
-    assert failed == {reason}
-    with pytest.raises(RuntimeError, match=f"a selector's code tried to end the program .{reason}") as caught:
-        study("debug", selector=[Leaves], limit=1, debug=True)
-    assert caught.value.__cause__ is error
-
-
-def test_a_document_that_ends_the_program_fails_alone(study, monkeypatch):
-    from forward_influence import document
-
-    monkeypatch.setattr(document, "prefill", lambda *a, **k: (_ for _ in ()).throw(SystemExit(3)))
-    outcome = study(selector="random", limit=2)
-    assert (outcome.ok, outcome.failed) == (0, 2)
-    with pytest.raises(RuntimeError, match="tried to end the program"):
-        study(selector="random", limit=2, debug=True)
-
-
-def test_memory_that_runs_out_fails_a_document(study, monkeypatch):
-    from forward_influence import document
-
-    monkeypatch.setattr(document, "prefill", lambda *a, **k: (_ for _ in ()).throw(MemoryError))
-    outcome = study(selector="random", limit=2)
-    assert (outcome.ok, outcome.failed) == (0, 2)
-    assert {row["reason"] for row in read_rows(outcome.path) if row["status"] == "failed"} == {
-        "memory ran out with a single ablated row; use a smaller horizon or prefix"
-    }
-
-
-def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(study, whole, monkeypatch):
-    import os
-
-    from forward_influence import runs
-
-    usual, calls = os.fsync, []
-
-    def fsync(descriptor):
-        calls.append(descriptor)
-        if len(calls) == 9:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return usual(descriptor)
-
-    monkeypatch.setattr(runs.os, "fsync", fsync)
-    with pytest.raises(Incomplete, match=r"No space left on device.*make room and run the same command again") as early:
-        study(selector=ALL)
-    ended = early.value.outcome
-    assert ended.ok > 0 and ended.missing > 0
-    assert ended.ok + ended.skipped + ended.failed + ended.missing == 8
-    assert f", 0 failed, {ended.missing} not reached: run" in ended.sentence()
-    assert 0 < len(read_rows(open_runs("run").runs[0].path)) < 48
-    alike(read_rows(study(selector=ALL).path), read_rows(whole.path))
-
-
-@pytest.mark.parametrize("call", [1, 2, 3])
-def test_a_disk_that_is_full_before_a_row_is_no_study(study, monkeypatch, call):
-    """The header, the note of what is planned, and the skipped rows are written before anything is measured."""
-    from forward_influence import runs
-
-    usual, calls = runs.os.fsync, []
-
-    def fsync(descriptor):
-        calls.append(descriptor)
-        if len(calls) >= call:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return usual(descriptor)
-
-    monkeypatch.setattr(runs.os, "fsync", fsync)
-    with pytest.raises(UserError, match=r"(cannot|could not) be written .No space left on device.") as caught:
-        study(selector="none")
-    assert not isinstance(caught.value, Incomplete)
-
-
-def test_rows_that_are_taken_away_end_the_study(study, whole, monkeypatch):
-    from forward_influence import document
-
-    usual, seen = document.compare_rows, []
-
-    def measured(*arguments, **options):
-        seen.append(1)
-        if len(seen) == 3:
-            Path("run").rename("elsewhere")
-        return usual(*arguments, **options)
-
-    monkeypatch.setattr(document, "compare_rows", measured)
-    with pytest.raises(UserError, match="rows.jsonl' was removed by somebody else while this study was writing it"):
-        study(selector=ALL)
-    Path("elsewhere").rename("run")
-    alike(read_rows(study(selector=ALL).path), read_rows(whole.path))
 
 
 def test_an_explicit_file_skips_documents_that_it_does_not_list(study, tmp_path):
