@@ -76,7 +76,9 @@ def run(arguments: list[str]) -> int:
         if debug:
             raise
         if isinstance(error, _user_errors()):
-            return _refuse(str(error))
+            from forward_influence.errors import NothingMeasured
+
+            return _refuse(str(error), FAILED if isinstance(error, NothingMeasured) else REFUSED)
         sentence = " ".join(f"{type(error).__name__}: {error}".split())
         _refuse(f"something unforeseen happened ({sentence}); run again with --debug to see where.")
         return FAILED
@@ -97,13 +99,13 @@ def _lost(lost) -> int:
     return 0 if lost.reader_left else _refuse(str(lost))
 
 
-def _refuse(sentence: str) -> int:
+def _refuse(sentence: str, code: int = REFUSED) -> int:
     from forward_influence.cli.streams import OutputLost
 
     with contextlib.suppress(OutputLost):  # an error is told already
         sys.stdout.flush()
     print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
-    return REFUSED
+    return code
 
 
 def _user_errors() -> tuple[type[Exception], ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from forward_influence.engine import CHUNK_SIZE
-from forward_influence.errors import UserError
+from forward_influence.errors import NothingMeasured, UserError
 from forward_influence.estimate import estimate
 from forward_influence.objectives import Objective, measuring, parse_band
 from forward_influence.paths import reachable_path, write_whole
@@ -154,7 +154,7 @@ def tune(*, out: str | Path | None = None, method: str = "infokv", vary: Mapping
         sought, drawn = search(space, loss, trials, train, seed)
         asked["model"] = study.model_or_request
     if sought.losses[sought.best] == math.inf:
-        raise UserError(
+        raise NothingMeasured(
             f"No setting of {space.method} has a finite KL on the training documents; `forward-influence show "
             f"{searched.out}` says why."
         )

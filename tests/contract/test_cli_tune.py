@@ -91,6 +91,30 @@ def test_the_same_answer_after_a_kill(tiny, tuned, tmp_path, number):
     assert len(keys) == len(set(keys)) and set(keys) == {row["key"] for row in read_rows(tuned / "search")}
 
 
+FAILING = """
+from dataclasses import dataclass
+from infokv import Scorer
+
+@dataclass(frozen=True)
+class Failing(Scorer):
+    window: int = 4
+
+    def score(self, signals):
+        raise ArithmeticError("no luck")
+"""
+
+
+def test_a_search_in_which_all_fails_has_the_exit_code_of_a_run_that_failed(tiny, cli, tmp_path, monkeypatch):
+    (tmp_path / "failing_scorer.py").write_text(FAILING)
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = asking(tiny, "tune", "--method", "failing_scorer:Failing", "--vary", "window=4,8", "--trials", "2",
+                   "--train", "2", "--held-out", "2", "--keep", "0.5")  # fmt: skip
+    code, out, err = cli(*asked)
+    assert (code, out) == (1, "")
+    assert "has a finite KL on the training documents" in err and "ArithmeticError: no luck" in err
+    assert not (tmp_path / "run" / "tuned.json").exists()
+
+
 def test_a_tuned_file_goes_wherever_a_method_or_selector_goes(tiny, tuned, cli):
     named = f"snapkv:{tuned / 'tuned.json'}"
     common = ("--model", tiny / "model", "--quiet")
