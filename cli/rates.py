@@ -4,23 +4,57 @@ from __future__ import annotations
 
 
 def rates(runs) -> str:
-    """What each method loses at each budget, and how each two differ at equal ones."""
+    """What each method loses at each budget, the least first, and how much more that is than the least."""
     from forward_influence.analysis.rate_distortion import rate_differences, rate_table
     from forward_influence.analysis.stats import few_documents
 
     table, differences = rate_table(runs), rate_differences(runs)
-    intervals = (table.n_documents > 1).any()
-    bounds = ["kl_low", "kl_high"] if intervals else []
-    parts = ["", "KL in nats, mean over documents; budget: share of the prefix kept"]
-    parts.append(_text(table, ["method", "asked", "budget"], bounds, ["delta_nll", "top1_changed"]))
-    if len(differences) and intervals:
-        parts += ["", "Differences of mean KL at equal budgets, a minus b, with paired 95% intervals over documents"]
-        parts.append(_text(differences, ["asked", "a", "b"], bounds, []))
+    parts = []
+    for asked, part in table.groupby("asked", sort=False):
+        kept = part.budget.mean()
+        parts += ["", f"At budget {asked} ({kept:.3g} of the prefix kept): KL in nats, mean over documents, by offsets",
+                  _least_first(part, differences[differences.asked == asked])]  # fmt: skip
+    if (table.n_documents > 1).any():
+        parts += ["", "In brackets: 95% intervals over documents, paired for `more`, the difference to the least. "
+                  f"All pairs and bands: forward-influence plot {runs.runs[0].path} writes them."]  # fmt: skip
     if beaten := reference_beaten(differences):
         parts += ["", *beaten]
     if doubt := few_documents(int(table.n_documents.max())):
         parts += ["", doubt]
     return "\n".join(parts)
+
+
+def _least_first(table, differences) -> str:
+    """One line per method: KL of all offsets and of each band, the other metrics, and the difference to the least."""
+    import pandas
+
+    whole = table[table.band == "all"].sort_values("kl", kind="stable").set_index("method")
+    least = whole.index[0]
+    more = {least: "0"}
+    for line in differences[differences.band == "all"].itertuples():
+        if line.a == least:
+            more[line.b] = _cell(-line.kl, -line.kl_high, -line.kl_low)
+        elif line.b == least:
+            more[line.a] = _cell(line.kl, line.kl_low, line.kl_high)
+    columns = {f"{whole.band_start.iloc[0]}-{whole.band_stop.max()}": map(_cell, whole.kl, whole.kl_low, whole.kl_high)}
+    columns["more"] = [more.get(name, "") for name in whole.index]
+    for _, part in table[table.band != "all"].groupby("band", sort=False):
+        offsets = f"{part.band_start.iloc[0]}-{part.band_stop.iloc[0]}"
+        columns[offsets] = part.set_index("method").kl.reindex(whole.index).map(_short)
+    columns |= {name: whole[name].map(_short) for name in ("delta_nll", "top1_changed")}
+    columns["documents"] = whole.n_documents
+    widest = max(map(len, whole.index))
+    columns["method".ljust(widest)] = [name.ljust(widest) for name in whole.index]  # last, because it may be long
+    shown = pandas.DataFrame({name: list(values) for name, values in columns.items()})
+    return "\n".join(line.rstrip() for line in shown.to_string(index=False).splitlines())
+
+
+def _cell(value: float, low: float, high: float) -> str:
+    return _short(value) if low != low else f"{_short(value)} [{_short(low)}, {_short(high)}]"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
 
 
 def reference_beaten(differences) -> list[str]:
@@ -34,9 +68,3 @@ def reference_beaten(differences) -> list[str]:
                     " measured influence of single tokens is a reference, not a bound."
                 )
     return sentences
-
-
-def _text(table, names: list[str], bounds: list[str], more: list[str]) -> str:
-    offsets = [f"{line.band_start}-{line.band_stop}" for line in table.itertuples()]
-    columns = [*names, "offsets", "n_documents", "kl", *bounds, *more]
-    return table.assign(offsets=offsets)[columns].to_string(index=False, float_format=lambda value: f"{value:.3g}")

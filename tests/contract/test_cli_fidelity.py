@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 
 import pandas
 import pytest
@@ -20,7 +21,7 @@ from tiny_runs import (
 )
 
 import forward_influence
-from forward_influence.analysis import open_runs, rate_table
+from forward_influence.analysis import open_runs, rate_differences, rate_table
 from forward_influence.cli import run as run_command
 
 STUDY = {"prefix": PREFIX, "horizon": HORIZON, "chunk": CHUNK}
@@ -136,20 +137,25 @@ def measured(tiny):
     return folder
 
 
-def test_show_gives_the_rates(measured, cli):
+def test_show_gives_the_rates_of_each_budget_the_least_first(measured, cli):
     code, out, _ = cli("show", measured)
     assert code == 0
     assert "compressed caches" in out
-    head, *lines = out.split("KL in nats, mean over documents")[1].split("\n\n")[0].splitlines()[1:]
-    assert head.split()[:5] == ["method", "asked", "budget", "offsets", "n_documents"]
-    table = rate_table(open_runs(measured))
-    assert len(lines) == len(table) == 4
-    for line, expected in zip(lines, table.itertuples()):
-        method, asked, budget, offsets, documents, kl, *_ = line.split()
-        assert (method, asked, offsets, documents) == (expected.method, expected.asked, "0-40", "3")
-        assert float(budget) == pytest.approx(expected.budget, rel=0.01)
-        assert float(kl) == pytest.approx(expected.kl, rel=0.01)
-    assert "Differences of mean KL at equal budgets" in out
+    runs = open_runs(measured)
+    table, differences = rate_table(runs), rate_differences(runs)
+    for asked in ("0.5", "0.25"):
+        head, *lines = out.split(f"At budget {asked} (")[1].split("\n\n")[0].splitlines()[1:]
+        assert head.split() == ["0-40", "more", "delta_nll", "top1_changed", "documents", "method"]
+        expected = table[table.asked == asked].sort_values("kl")
+        assert [line.split()[-1] for line in lines] == list(expected.method)
+        for line, one in zip(lines, expected.itertuples(), strict=True):
+            numbers = [float(text) for text in re.findall(r"[-\d.e]+(?=[\s,\]])", line)]
+            assert numbers[:3] == pytest.approx([one.kl, one.kl_low, one.kl_high], rel=0.01)
+            assert numbers[-3:] == pytest.approx([one.delta_nll, one.top1_changed, 3], rel=0.01)
+        (pair,) = differences[differences.asked == asked].itertuples()
+        sign = 1 if pair.b == expected.method.iloc[0] else -1
+        bounds = sorted([sign * pair.kl_low, sign * pair.kl_high])
+        assert numbers[3:-3] == pytest.approx([sign * pair.kl, *bounds], rel=0.01)
 
 
 def test_plot_draws_rates_or_the_horizon(tiny, measured, cli, tmp_path):
