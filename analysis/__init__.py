@@ -17,6 +17,8 @@ _HOME = {
     "rate_differences": "rate_distortion",
     "rate_figure": "rate_curves",
     "plot_rates": "rate_curves",
+    "ranking_figure": "ranking_plot",
+    "plot_ranking": "ranking_plot",
     "is_token_run": "correlations",
     "correlation_table": "correlations",
     "additivity_table": "additivity",

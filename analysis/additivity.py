@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas
 from scipy import stats
@@ -81,7 +83,7 @@ def additivity_table(
     Returns
     -------
     pandas.DataFrame
-        ``set_kl`` and ``sum_kl`` are means over ``n_documents`` of each one's mean over its sets (nats; ``n_sets``
+        Per size, random sets first, then by falling cost. ``set_kl`` and ``sum_kl`` are means over ``n_documents`` of each one's mean over its sets (nats; ``n_sets``
         counts the sets of all documents); which sets, and chosen by whom, says :func:`set_table`. ``ratio`` is the one
         over the other, with ``low`` and ``high``, its percentile bootstrap interval over documents: 1 says that
         influence adds up, more that members stand in for each other, less that they cost the same thing.
@@ -104,8 +106,9 @@ def additivity_table(
                 "spearman": mean_of(ranks[~np.isnan(ranks)]),
             }
         )  # fmt: skip
-    first = {RANDOM: 0, MEASURED: 1}
-    lines.sort(key=lambda line: (line["size"], first.get(line["chosen_by"], 2), line["chosen_by"]))
+    cost = {(line["size"], line["chosen_by"]): line["set_kl"] for line in lines if line["band"] == "all"}
+    cost |= {key: math.inf for key in cost if key[1] == RANDOM}
+    lines.sort(key=lambda line: (line["size"], -cost[line["size"], line["chosen_by"]]))
     return pandas.DataFrame(lines, columns=_ADDITIVITY)
 
 

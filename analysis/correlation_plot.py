@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -29,13 +28,11 @@ from forward_influence.analysis.drawing import (
     stem_of,
 )
 from forward_influence.analysis.frames import Runs
+from forward_influence.analysis.row_plot import draw_rows, legend_above, rows_of
 from forward_influence.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-#: Letters of a line of a signal's name, and inches that a line, the space between names and that between bands take.
-_LETTERS, _LINE, _SPACE, _DODGE = 30, 0.14, 0.13, 0.07
 
 #: Inches that all but the rows of signals take, and the least that a figure has.
 _FRAME, _HEIGHT = 1.7, 3.6
@@ -105,14 +102,14 @@ def _draw(table: pandas.DataFrame, sets: pandas.DataFrame, runs: Runs, selectors
     table = table[table.signal.isin(names) & table.band.isin(bands)]
     sets = sets[sets.band == "all"].drop_duplicates(["document", "size", "set_kl", "sum_kl"])  # chosen by several
     shown = sets[np.isfinite(sets[["set_kl", "sum_kl"]]).all(axis=1) & (sets[["set_kl", "sum_kl"]] > 0).all(axis=1)]
-    labels = [_broken(name) for name in names]
-    rows = np.array([_SPACE + _LINE * (label.count("\n") + 1) for label in labels])
+    labels, rows = rows_of(names)
     with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
         figure = Figure(figsize=(8.6 if len(shown) else 7.2, max(_HEIGHT, _FRAME + rows.sum())), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, 2 if len(shown) else 1, squeeze=False, width_ratios=(4, 3) if len(shown) else None)
         by_band = {band: table[table.band == band].set_index("signal").loc[names] for band in bands}
-        _draw_signals(panels[0, 0], by_band, rows, labels)
+        by_band = {band: part.rename(columns={"spearman": "value"}) for band, part in by_band.items()}
+        _draw_signals(panels[0, 0], by_band, labels, rows)
         if len(shown):
             _draw_sets(panels[0, 1], shown)
         figure.suptitle(f"Forward Influence of single tokens in a prefix of {runs.spec.prefix:,}", x=0.01, ha="left")
@@ -122,30 +119,12 @@ def _draw(table: pandas.DataFrame, sets: pandas.DataFrame, runs: Runs, selectors
     return figure
 
 
-def _broken(name: str) -> str:
-    """A long name in lines that end where one of its parts does."""
-    parted = name.replace("+", "+ ").replace(",", ", ")
-    lines = textwrap.wrap(parted, _LETTERS, break_on_hyphens=False)
-    return "\n".join(lines).replace("+ ", "+").replace(", ", ",")
-
-
-def _draw_signals(axes: Axes, bands: dict[str, pandas.DataFrame], rows: np.ndarray, labels: list[str]) -> None:
-    """A row per signal, of these heights, with a point and an interval for each band."""
-    middles = rows.cumsum() - rows / 2
+def _draw_signals(axes: Axes, bands: dict[str, pandas.DataFrame], labels: list[str], heights: np.ndarray) -> None:
+    """A row per signal, with a point and an interval for each band."""
     axes.axvline(0, color=_GREY, linewidth=0.8, zorder=0)
-    for index, ((band, table), colour, marker) in enumerate(zip(bands.items(), palette(), MARKERS)):
-        start, stop = table[["band_start", "band_stop"]].iloc[0]
-        heights = middles + _DODGE * (index - (len(bands) - 1) / 2)
-        axes.hlines(heights, table.low, table.high, color=colour, linewidth=1.4)
-        label = f"{band}: offsets {start:,} to {stop - 1:,}"
-        axes.plot(table.spearman, heights, color=colour, marker=marker, markersize=4.5, linestyle="", label=label)
-    axes.set_yticks(middles, labels)
-    axes.set_ylim(rows.sum(), 0)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", color="0.92", linewidth=0.8)
-    axes.set_axisbelow(True)
+    draw_rows(axes, bands, labels, heights)
     axes.set_xlabel("rank correlation of score and KL")
-    _legend(axes)
+    legend_above(axes)
 
 
 def _draw_sets(axes: Axes, sets: pandas.DataFrame) -> None:
@@ -175,7 +154,7 @@ def _draw_sets(axes: Axes, sets: pandas.DataFrame) -> None:
     axes.set_anchor("N")
     axes.set_xlabel("sum of the members' mean KL (nats)")
     axes.set_ylabel("mean KL of the set (nats)")
-    _legend(axes)
+    legend_above(axes)
 
 
 def _ends(values: np.ndarray) -> tuple[float, float]:
@@ -184,10 +163,6 @@ def _ends(values: np.ndarray) -> tuple[float, float]:
     if np.floor(high) - np.ceil(low) < 1:
         low, high = np.floor(low), np.ceil(high)
     return 10**low, 10**high
-
-
-def _legend(axes: Axes) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, borderaxespad=0.3, handlelength=1.8)
 
 
 def _caption(table: pandas.DataFrame, sets: pandas.DataFrame, undrawn: int, runs: Runs) -> str:

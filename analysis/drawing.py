@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ FORMATS = ("png", "pdf", "svg")
 
 #: Up to so many points, each has a marker.
 _MARKED = 16
+
+#: Up to so many curves, each has its band; more would lie upon each other.
+BANDS = 8
 
 # Colour, dash and marker all differ, so that any one of them is enough: grey print, colour blindness.
 _COLOURS = (0, 1, 2, 3, 4, 9, 5)  # of seaborn's "colorblind": without its grey (the floor's) and its palest
@@ -141,15 +145,24 @@ def shown_name(name: str) -> str:
     return f"{ranking} (measured; a reference, not a bound)"
 
 
+def broken(name: str, letters: int) -> str:
+    """A long name in lines that end where one of its parts does."""
+    mark = "\x00"  # where a line may end, beside its spaces
+    parted = re.sub(r"([+,:])(?=\S)", rf"\1{mark} ", name)
+    lines = textwrap.wrap(parted, letters, break_on_hyphens=False)
+    return "\n".join(lines).replace(f"{mark} ", "").replace(mark, "")
+
+
 def draw_curves(axes: Axes, curves: dict[str, pandas.DataFrame]) -> list[Line2D]:
-    """Draw ``mean`` over ``x`` with its band for each curve; returns their keys for a legend."""
+    """Draw ``mean`` over ``x`` for each curve, with its band if they are few; returns their keys for a legend."""
     handles = []
     styles = zip(cycle(palette()), cycle(_DASHES), cycle(MARKERS))
     for number, ((name, curve), (colour, dash, marker)) in enumerate(zip(curves.items(), styles)):
         style = {"color": colour, "linestyle": dash, "marker": marker, "markersize": 4.5, "linewidth": 1.4}
         axes.plot(curve.x, positive(curve["mean"]), markevery=_spread(curve.x, number), **style)
-        low, high = curve.low.clip(lower=axes.get_ylim()[0]), positive(curve.high)
-        axes.fill_between(curve.x, low, high, color=colour, alpha=0.13, linewidth=0)
+        if len(curves) <= BANDS:
+            low, high = curve.low.clip(lower=axes.get_ylim()[0]), positive(curve.high)
+            axes.fill_between(curve.x, low, high, color=colour, alpha=0.13, linewidth=0)
         handles.append(Line2D([], [], label=shown_name(name), **style))
     return handles
 
@@ -179,6 +192,11 @@ def caption(runs: Runs, number: str, sentences: Iterable[str], width: int = 110)
     documents = f"; n = {number} document{'' if number == '1' else 's'}"
     words = (f"{textwrap.shorten(name, 60)}, {runs.spec.dtype}", extended, documents, *sentences)
     return textwrap.fill("".join(words), width)
+
+
+def band_note(most: int, fewest: int, curves: int) -> str:
+    """What a caption says about the bands of curves, as :func:`draw_curves` draws them."""
+    return "; intervals: in the table." if most > 1 and curves > BANDS else interval_note(most, fewest)
 
 
 def interval_note(most: int, fewest: int, mark: str = "band") -> str:

@@ -22,10 +22,10 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFo
 
 from forward_influence.analysis.drawing import (
     FORMATS,
+    band_note,
     caption,
     chosen,
     draw_curves,
-    interval_note,
     limits,
     positive,
     save_figure,
@@ -171,7 +171,7 @@ def _caption(table: pandas.DataFrame, curves: dict[str, pandas.DataFrame], count
     infinite = [name for name, curve in curves.items() if np.isinf(curve["mean"]).any()]
     sentences = (
         f". Line: mean over documents per chunk of {chunk} offsets{wider}, drawn at its middle",
-        interval_note(first, int(counts.min())),
+        band_note(first, int(counts.min()), len(curves)),
         f" Gaps: infinite mean ({', '.join(infinite)})." if infinite else "",
     )
     return caption(runs, f"{first} to {last}" if counts.nunique() > 1 else f"{first}", sentences)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +14,11 @@ from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter
 
 from forward_influence.analysis.drawing import (
     FORMATS,
+    band_note,
+    broken,
     caption,
     chosen,
     draw_curves,
-    interval_note,
     limits,
     save_figure,
     save_tables,
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 #: Ticks of the horizontal axis are at least this share of it apart, so that their labels do not touch.
 _APART = 0.19
+
+#: Letters of a line of a method's name; inches that all but the legend's entries, a line and an entry's rest take.
+_LETTERS, _FRAME, _LINE, _ENTRY = 28, 0.5, 0.165, 1.35
 
 
 def rate_figure(runs: Runs, selectors: Sequence[str] | None = None) -> Figure:
@@ -90,7 +93,9 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
     table = table[table.selector.isin(names) & table.band.isin(bands)].sort_values("x", kind="stable")
     panels = {band: {name: table[(table.selector == name) & (table.band == band)] for name in names} for band in bands}
     with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
-        figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+        labels = [_label(name, table) for name in names]
+        height = _FRAME + _LINE * sum(label.count("\n") + _ENTRY for label in labels)
+        figure = Figure(figsize=(7.2, max(4.6, height)), layout="constrained")
         FigureCanvasAgg(figure)
         row = figure.subplots(1, len(bands), sharey=True, squeeze=False)[0]
         row[0].set_yscale("log")
@@ -102,15 +107,18 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
             first = table[table.band == band].iloc[0]
             axes.set_title(f"{band}: offsets {first.band_start:,} to {first.band_stop - 1:,}", loc="left")
             _scale(axes, table.x)
-        for handle, name in zip(handles, names):
-            nothing = (table[table.selector == name]["mean"] == 0).all()  # a logarithmic axis has no 0
-            shown = shown_name(name)
-            handle.set_label(textwrap.fill(f"{shown}: 0" if nothing else shown, 26))
+        for handle, label in zip(handles, labels):
+            handle.set_label(label)
         figure.suptitle(title(runs), x=0.01, ha="left")
         figure.supxlabel(_caption(table, runs), x=0.01, ha="left", fontsize="small", color="0.25")
         figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=4)
         seaborn.despine(figure)
     return figure
+
+
+def _label(name: str, table: pandas.DataFrame) -> str:
+    nothing = (table[table.selector == name]["mean"] == 0).all()  # a logarithmic axis has no 0
+    return broken(f"{shown_name(name)}: 0" if nothing else shown_name(name), _LETTERS)
 
 
 def _draw_bars(axes, curves: dict[str, pandas.DataFrame], handles) -> None:
@@ -140,7 +148,7 @@ def _caption(table: pandas.DataFrame, runs: Runs) -> str:
     infinite = list(dict.fromkeys(table[np.isinf(table["mean"])].selector))
     sentences = (
         ". Point: mean over documents" if most > 1 else "",
-        interval_note(most, fewest),
+        band_note(most, fewest, table.selector.nunique()),
         f" Gaps: infinite mean ({', '.join(infinite)})." if infinite else "",
     )
     return caption(runs, f"{fewest} to {most}" if fewest < most else f"{most}", sentences)

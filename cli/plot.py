@@ -16,7 +16,8 @@ def command(
         str | None,
         Option(
             help="figure2: KL against the horizon. fidelity: KL against the share kept, for compression methods. "
-            "correlations: which signal ranks single tokens as their influence does. parameters: KL by a method's "
+            "ranking: the same, methods below each other, the one that loses least first. correlations: which signal "
+            "ranks single tokens as their influence does. parameters: KL by a method's "
             "parameter --x. tuning: what a tuned file is worth. Default: what the run is about."
         ),
     ] = None,
@@ -39,6 +40,7 @@ def command(
     from forward_influence.analysis.figures import plot_runs
     from forward_influence.analysis.frames import open_runs
     from forward_influence.analysis.parameter_plot import plot_parameters
+    from forward_influence.analysis.ranking_plot import plot_ranking
     from forward_influence.analysis.rate_curves import plot_rates
     from forward_influence.analysis.stats import few_documents
     from forward_influence.analysis.tuning_plot import plot_tuning
@@ -47,7 +49,7 @@ def command(
     from forward_influence.errors import UserError
     from forward_influence.quiet import print_notice
 
-    figures = {"figure2": plot_runs, "fidelity": plot_rates, "correlations": plot_correlations}
+    figures = {"figure2": plot_runs, "fidelity": plot_rates, "ranking": plot_ranking, "correlations": plot_correlations}
     names = (*figures, "parameters", "tuning")
     if figure is not None and figure not in names:
         raise UserError(f"Figure {figure!r} is unknown; choose one of {', '.join(names)}.")

@@ -293,9 +293,11 @@ def with_all_choices(documents: int = 5):
 def test_additivity_equals_plain_loops(measured):
     costs, scores = with_all_choices()
     table = additivity_table(measured(costs, scores), seed=7)
-    names = (RANDOM, MEASURED, "one", "two")
-    expected = [(size, name, band) for size in (2, 3) for name in names for band in BANDS]
-    assert list(zip(table["size"], table.chosen_by, table.band)) == expected
+    expected = [(size, name, band) for size in (2, 3) for name in (RANDOM, MEASURED, "one", "two") for band in BANDS]
+    assert sorted(zip(table["size"], table.chosen_by, table.band)) == sorted(expected)
+    for _, part in table.groupby("size"):
+        assert list(part.chosen_by)[:3] == [RANDOM] * 3 and list(part.band) == list(BANDS) * 4
+        assert part[part.band == "all"].set_kl.iloc[1:].is_monotonic_decreasing
     for line in table.itertuples():
         counted, means, correlations = 0, [], []
         for document, found in costs.items():

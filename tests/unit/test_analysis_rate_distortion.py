@@ -8,7 +8,15 @@ import numpy as np
 import pandas
 import pytest
 
-from forward_influence.analysis import open_runs, plot_rates, rate_differences, rate_figure, rate_table
+from forward_influence.analysis import (
+    open_runs,
+    plot_ranking,
+    plot_rates,
+    ranking_figure,
+    rate_differences,
+    rate_figure,
+    rate_table,
+)
 from forward_influence.analysis.rate_distortion import split_selector
 from forward_influence.errors import UserError
 from forward_influence.rows import ROW_FIELDS, RunSpec, row_key
@@ -330,3 +338,70 @@ def test_it_is_said_where_a_method_beats_the_measured_influence():
         "At 0.4, offsets 0-128, snapkv", "At 0.2, offsets 0-128, infokv",
     ]  # fmt: skip
     assert all("not a bound" in sentence for sentence in found)
+
+
+def words(figure) -> str:
+    return figure.get_supxlabel().replace("\n", " ")
+
+
+def test_the_ranking_has_the_points_of_the_table_the_least_first(measured):
+    runs = measured()
+    table = rate_table(runs)
+    figure = ranking_figure(runs)
+    budgets = list(dict.fromkeys(table.asked))
+    assert [axes.get_xlabel() for axes in figure.axes] == [f"mean KL (nats), budget {asked}" for asked in budgets]
+    names = [label.get_text().replace("\n", "") for label in figure.axes[0].get_yticklabels()]
+    whole = table[table.band == "all"]
+    typical = {name: np.exp(np.log(part.kl).mean()) for name, part in whole.groupby("method")}
+    assert names == sorted(typical, key=typical.get)
+    for axes, asked in zip(figure.axes, budgets):
+        assert axes.get_xscale() == "log"
+        for line, bars, band in zip(axes.lines, axes.collections, ("near", "far")):
+            found = table[(table.asked == asked) & (table.band == band)].set_index("method").reindex(names)
+            np.testing.assert_allclose(line.get_xdata(), found.kl)
+            ends = np.array([segment[:, 0] for segment in bars.get_segments() if len(segment)])
+            np.testing.assert_allclose(ends, found[["kl_low", "kl_high"]].dropna())
+    assert "n = 4 to 5 documents" in words(figure) and "not to be trusted from fewer than 10" in words(figure)
+
+
+def test_the_ranking_draws_whom_one_asks_for_and_names_gaps(measured, tmp_path):
+    def change(rows):
+        for row in rows:
+            if row["selector"].startswith("random@"):
+                row["kl"] = [inf] * len(row["kl"])
+                row["kl_mean"] = [inf] * len(row["kl_mean"])
+
+    runs = measured(change=change)
+    figure = ranking_figure(runs, ["random", "snapkv"])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["random", "snapkv"]
+    assert "No point: zero or infinite mean (random)." in words(figure)
+    paths = plot_ranking(runs, tmp_path / "x.svg", selectors=["random", "snapkv"], formats=["svg"])
+    assert [path.name for path in paths] == ["x.svg", "x.csv", "x-differences.csv"]
+    assert set(pandas.read_csv(paths[1]).method) == {"random", "snapkv"}
+    with pytest.raises(UserError, match="'tova' was not measured"):
+        ranking_figure(runs, ["tova"])
+
+
+LONG = "mixture:terms=attention*0.8+observed-attention*0.1+entropy*0.1,temperature=2.0,window=32,kernel=5,sinks={}"
+
+
+@pytest.mark.parametrize("draw", [rate_figure, ranking_figure])
+@pytest.mark.parametrize("count", [2, 24])
+def test_names_of_many_methods_have_room(measured, draw, count):
+    names = [LONG.format(number) if number % 4 == 0 else f"method-{number}" for number in range(count)]
+    figure = draw(measured({f"{name}@{keep}": (0.1, keep) for name in names for keep in (0.4, 0.2)}))
+    figure.canvas.draw()
+    texts = [text for legend in figure.legends for text in legend.get_texts()] or figure.axes[0].get_yticklabels()
+    assert [text.get_text().replace("\n", "") for text in texts] == names or draw is ranking_figure
+    assert all(line.endswith((",", "+", ":")) for text in texts for line in text.get_text().split("\n")[:-1])
+    boxes = [text.get_window_extent() for text in texts]
+    boxes += [figure._suptitle.get_window_extent(), figure._supxlabel.get_window_extent()]
+    for index, one in enumerate(boxes):
+        assert one.x0 >= 0 and one.y0 >= 0 and one.x1 <= figure.bbox.x1 and one.y1 <= figure.bbox.y1
+        for other in boxes[index + 1 :]:
+            width = min(one.x1, other.x1) - max(one.x0, other.x0)
+            assert min(width, min(one.y1, other.y1) - max(one.y0, other.y0)) <= 1
+    shaded = any(axes.collections for axes in figure.axes)
+    assert shaded == (count == 2 or draw is ranking_figure)
+    if not shaded:
+        assert "intervals: in the table." in words(figure)

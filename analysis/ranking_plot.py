@@ -1,0 +1,133 @@
+"""Compression methods below each other, the one that loses least first: for many methods at few budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas
+import seaborn
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from forward_influence.analysis.drawing import (
+    FORMATS,
+    caption,
+    chosen,
+    interval_note,
+    positive,
+    save_figure,
+    save_tables,
+    shown_name,
+    stem_of,
+    title,
+)
+from forward_influence.analysis.frames import Runs
+from forward_influence.analysis.rate_distortion import rate_differences, rate_table
+from forward_influence.analysis.row_plot import draw_rows, legend_above, rows_of
+
+#: Inches that the names and each panel take, and those above and below the rows.
+_NAMES, _PANEL, _FRAME = 2.4, 2.6, 1.9
+
+
+def ranking_figure(runs: Runs, selectors: Sequence[str] | None = None) -> Figure:
+    """Mean KL of each method with its bootstrap interval, near and far, in a panel for each budget.
+
+    Parameters
+    ----------
+    selectors : sequence of str, optional
+        Methods to draw, in this order; default all, by the mean of log KL over budgets.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Made without pyplot.
+
+    Raises
+    ------
+    UserError
+        If the run removes tokens, or has not that method.
+    """
+    return _draw(rate_table(runs), runs, selectors)
+
+
+def plot_ranking(
+    runs: Runs,
+    target: str | Path | None = None,
+    *,
+    selectors: Sequence[str] | None = None,
+    formats: Iterable[str] = FORMATS,
+) -> list[Path]:
+    """Write :func:`ranking_figure` and, beside it, the rates and the methods' differences as CSV.
+
+    Parameters
+    ----------
+    target : path, optional
+        A folder, in which the files are called ``ranking``, or the files' common path with or without a suffix.
+        Default: the (first) run folder.
+
+    Returns
+    -------
+    list of Path
+        The figures in the order of `formats`, then ``<stem>.csv`` and ``<stem>-differences.csv``.
+    """
+    stem = stem_of(runs, target, "ranking")
+    rates, differences = rate_table(runs), rate_differences(runs)
+    paths = save_figure(_draw(rates, runs, selectors), stem, formats)
+    names = chosen(rates.method, selectors)
+    differences = differences[differences.a.isin(names) & differences.b.isin(names)]
+    return paths + save_tables({"": rates[rates.method.isin(names)], "-differences": differences}, stem)
+
+
+def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) -> Figure:
+    names = chosen(rates.method, selectors) if selectors else _least_first(rates)
+    bands = [band for band in dict.fromkeys(rates.band) if band != "all"] or ["all"]
+    table = rates[rates.method.isin(names) & rates.band.isin(bands)]
+    budgets = list(dict.fromkeys(table.asked))
+    labels, heights = rows_of(map(shown_name, names))
+    with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
+        size = (_NAMES + _PANEL * len(budgets), _FRAME + heights.sum())
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(figure)
+        row = figure.subplots(1, len(budgets), sharey=True, sharex=True, squeeze=False)[0]
+        for axes, asked in zip(row, budgets):
+            part = table[table.asked == asked]
+            draw_rows(axes, {band: _values(part[part.band == band], names) for band in bands}, labels, heights)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(numticks=6))
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.grid(axis="x", color="0.92", linewidth=0.8)
+            axes.set_xlabel(f"mean KL (nats), budget {asked}")
+        legend_above(row[0])
+        figure.suptitle(title(runs), x=0.01, ha="left")
+        figure.supxlabel(_caption(table, runs, len(budgets)), x=0.01, ha="left", fontsize="small", color="0.25")
+        seaborn.despine(figure)
+    return figure
+
+
+def _least_first(rates: pandas.DataFrame) -> list[str]:
+    whole = rates[rates.band == "all"]
+    with np.errstate(divide="ignore"):
+        return list(np.log(whole.kl).groupby(whole.method, sort=False).mean().sort_values(kind="stable").index)
+
+
+def _values(rates: pandas.DataFrame, names: list[str]) -> pandas.DataFrame:
+    """A line per name for :func:`draw_rows`, with gaps where a method has nothing that a logarithmic axis shows."""
+    found = rates.set_index("method").reindex(names)
+    found = found.assign(value=positive(found.kl), low=positive(found.kl_low), high=positive(found.kl_high))
+    return found.assign(band_start=rates.band_start.iloc[0], band_stop=rates.band_stop.iloc[0])
+
+
+def _caption(table: pandas.DataFrame, runs: Runs, budgets: int) -> str:
+    fewest, most = int(table.n_documents.min()), int(table.n_documents.max())
+    gaps = list(dict.fromkeys(table[~(np.isfinite(table.kl) & (table.kl > 0))].method))
+    sentences = (
+        f". Point: mean{' over documents' if most > 1 else ''}",
+        interval_note(most, fewest, "bar"),
+        " Paired differences are surer than these bars: they are in the table." if most > 1 else "",
+        f" No point: zero or infinite mean ({', '.join(gaps)})." if gaps else "",
+    )
+    width = round(13.5 * (_NAMES + _PANEL * budgets))
+    return caption(runs, f"{fewest} to {most}" if fewest < most else f"{most}", sentences, width)
