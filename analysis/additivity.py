@@ -83,13 +83,14 @@ def additivity_table(
     Returns
     -------
     pandas.DataFrame
-        Per size, random sets first, then by falling cost. ``set_kl`` and ``sum_kl`` are means over ``n_documents`` of each one's mean over its sets (nats; ``n_sets``
-        counts the sets of all documents); which sets, and chosen by whom, says :func:`set_table`. ``ratio`` is the one
-        over the other, with ``low`` and ``high``, its percentile bootstrap interval over documents: 1 says that
-        influence adds up, more that members stand in for each other, less that they cost the same thing.
-        ``spearman`` is the mean over documents of the rank correlation between the two over a document's sets, where
-        it has 3 or more. An infinite mean has the interval of its ratio alone, which is NaN where both are infinite.
-        One document, or one whose members cost nothing at all: no interval (NaN).
+        Per size, random sets first, then by falling cost. ``set_kl`` and ``sum_kl`` are means over ``n_documents`` of
+        each one's mean over its sets (nats; ``n_sets`` counts the sets of all documents); which sets, and chosen by
+        whom, says :func:`set_table`. ``ratio`` is the one over the other, with ``low`` and ``high``, its percentile
+        bootstrap interval over documents: 1 says that influence adds up, more that members stand in for each other,
+        less that they cost the same thing. ``spearman`` is the mean over documents of the rank correlation between
+        the two over a document's sets, where it has 3 or more. An infinite mean has the interval of its ratio alone,
+        which is NaN where both are infinite. One document, or one whose members cost nothing at all: no interval
+        (NaN).
     """
     lines = []
     for (size, name, _), part in set_table(runs).groupby(["size", "chosen_by", "band"], sort=False):
@@ -108,7 +109,7 @@ def additivity_table(
         )  # fmt: skip
     cost = {(line["size"], line["chosen_by"]): line["set_kl"] for line in lines if line["band"] == "all"}
     cost |= {key: math.inf for key in cost if key[1] == RANDOM}
-    lines.sort(key=lambda line: (line["size"], -cost[line["size"], line["chosen_by"]]))
+    lines.sort(key=lambda line: (line["size"], -cost[line["size"], line["chosen_by"]], line["chosen_by"]))
     return pandas.DataFrame(lines, columns=_ADDITIVITY)
 
 
