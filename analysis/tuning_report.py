@@ -208,7 +208,32 @@ def describe_tuning(path: str | Path) -> str:
     ]
     if doubt := few_documents(int(table.n_documents.min())):
         lines.append(doubt)
-    return "\n".join([*lines, "", f"use it     {method}:{tuning.path}"])
+    return "\n".join([*lines, *_drawn_was_better(tuning), "", _advice(tuning, default.loc["kl"])])
+
+
+def _drawn_was_better(tuning: Tuning) -> list[str]:
+    """A sentence where one of the settings that were only drawn did better in training: it is not the tuned one."""
+    facts = tuning.facts
+    mine = facts["train_kl"].get(facts["judged"]["tuned"])
+    drawn = [(tuning.sign * kl, kl, name) for name, kl in facts["random"]["train_kl"].items() if kl is not None]
+    if mine is None or not drawn or min(drawn)[0] >= tuning.sign * mine:
+        return []
+    _, best, name = min(drawn)
+    return [
+        f"In training a random setting did better, {best:.3g} against {mine:.3g} nats: {name}. Random "
+        "settings are what the search is measured by, and not chosen; with more trials the search may find such a one."
+    ]
+
+
+def _advice(tuning: Tuning, line) -> str:
+    """What to do with the file, by the gain over the defaults on held-out documents."""
+    named = f"{tuning.content['method']}:{tuning.path}"
+    if tuning.same("tuned", "default"):
+        return f"keep       the defaults: the search found nothing better ({named} holds them)"
+    low = min(-tuning.sign * line.low, -tuning.sign * line.high)
+    if low > 0:  # not if there is no interval
+        return f"use it     {named}"
+    return f"keep       the defaults: no gain over them is shown on held-out documents ({named} has the tuned setting)"
 
 
 def _text(table: pandas.DataFrame) -> str:

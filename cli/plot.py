@@ -42,6 +42,7 @@ def command(
     from forward_influence.analysis.parameter_plot import plot_parameters
     from forward_influence.analysis.ranking_plot import plot_ranking
     from forward_influence.analysis.rate_curves import plot_rates
+    from forward_influence.analysis.rate_distortion import split_selector
     from forward_influence.analysis.stats import few_documents
     from forward_influence.analysis.tuning_plot import plot_tuning
     from forward_influence.analysis.tuning_report import is_tuning, open_tuning
@@ -59,7 +60,9 @@ def command(
         raise UserError("--figure tuning needs the one folder that tune wrote; name it behind plot.")
     runs = open_tuning(run[0]).runs if figure == "tuning" else open_runs(*(run or ()))
     of_removals = "correlations" if is_token_run(runs) else "figure2"
-    figure = figure or ("fidelity" if runs.spec.mode == "keep" else of_removals)
+    budgets = {split_selector(row["selector"])[1] for row in runs.rows}
+    of_caches = "fidelity" if len(budgets) > 1 else "ranking"  # a curve has more than one point
+    figure = figure or (of_caches if runs.spec.mode == "keep" else of_removals)
     _check(figure, x, {"--x": x, "--lines": lines, "--method": method, "--budget": budget}, selector)
     formats = tuple(format or FORMATS)
     if figure == "tuning":

@@ -20,7 +20,9 @@ def command(
         str,
         Option(help="fidelity: small KL after compression. influence: large KL after removal of the selected tokens."),
     ] = "fidelity",
-    keep: Annotated[str, Option(help="Budget of fidelity: share of the prefix that stays.")] = "0.4",
+    keep: Annotated[
+        list[str] | None, Option(help="Budget of fidelity: share of the prefix that stays; one. Default: 0.4.")
+    ] = None,
     fraction: Annotated[str, Option(help="Share of the prefix that is removed, for influence.")] = "0.01",
     band: Annotated[str, Option(help="Offsets that count: all, near, far, or such as 128-512.")] = "all",
     trials: Annotated[int, Option(help="Settings to try; as many random ones are tried beside.")] = 24,
@@ -56,7 +58,8 @@ def command(
 
     try:
         result = tune(
-            out=out, method=method, vary=_parsed(vary), objective=objective, keep=keep, fraction=fraction, band=band,
+            out=out, method=method, vary=_parsed(vary), objective=objective, keep=_one(keep or ["0.4"]),
+            fraction=fraction, band=band,
             trials=trials, train=train, held_out=held_out, model=model, tokenizer=tokenizer, data=data or None,
             prefix=prefix, horizon=horizon, chunk=chunk, sinks=sinks, recent=recent, skip=skip, seed=seed, batch=batch,
             dtype=dtype, device=device, offline=offline, extend_context=extend_context, dry_run=dry_run, quiet=quiet,
@@ -68,6 +71,15 @@ def command(
         from forward_influence.analysis.tuning_report import describe_tuning
 
         print(describe_tuning(result.path), flush=True)
+
+
+def _one(keep: list[str]) -> str:
+    """The one budget: fidelity takes several, and the last one would be taken for all."""
+    from forward_influence.errors import UserError
+
+    if len(keep) > 1:
+        raise UserError(f"--keep is given {len(keep)} times, and tune takes one budget; run it once for each.")
+    return keep[0]
 
 
 def _parsed(vary: list[str] | None) -> dict[str, list[str]] | None:

@@ -70,8 +70,11 @@ def find_files(path: Path, report: Callable[[str], None]) -> list[Path]:
         If there is none, or the file is of another kind.
     """
     if path.is_dir():
-        files, others = [], []
+        files, others, unread = [], [], []
         for file in sorted(_walk(path)):
+            if file.suffix.lower() not in ENDINGS:
+                unread.append(file)
+                continue
             (others if (kind := _odd_kind(file)) else files).append((file, kind))
         sentences = [f"{file} is {kind}, no regular file; it is left out." for file, kind in others]
         if not files:
@@ -81,6 +84,8 @@ def find_files(path: Path, report: Callable[[str], None]) -> list[Path]:
             )
         for sentence in sentences:
             report(sentence)
+        if unread:
+            report(f"{path}: {_count(len(unread), 'file')} left out, such as {unread[0].name}: no {_ALLOWED}.")
         return [file for file, _ in files]
     if path.suffix.lower() not in ENDINGS:
         raise DataError(f"File {str(path)!r} ends in {path.suffix!r}, not {_ALLOWED}; convert or rename it.")
@@ -120,7 +125,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         seen.add(here)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in files:
-            if not name.startswith(".") and Path(name).suffix.lower() in ENDINGS:
+            if not name.startswith("."):
                 yield Path(parent, name)
 
 

@@ -27,6 +27,8 @@ class Outcome:
         Rows that failed, those of single selectors included.
     missing : int
         Documents of this request without any row, because the study had to end early (or has not begun).
+    reason : str or None
+        Why documents were skipped, if it was the same for all of them.
     """
 
     path: Path
@@ -35,6 +37,7 @@ class Outcome:
     failed: int
     failed_rows: int = 0
     missing: int = 0
+    reason: str | None = None
 
     def sentence(self) -> str:
         """The outcome for a person."""
@@ -206,12 +209,15 @@ def outcome(plan: Plan, rows: Iterable[dict]) -> Outcome:
 
     keys = wanted(plan)
     statuses: dict[str, list[str]] = {}
+    reasons = set()
     for row in rows:
         if row["key"] in keys:
             statuses.setdefault(row["document"], []).append(row["status"])
+            reasons |= {row["reason"]} if row["status"] == "skipped" else set()
     counts = {"ok": 0, "failed": 0, "skipped": 0}
     for found in statuses.values():
         counts[next(status for status in counts if status in found)] += 1
     failed_rows = sum(found.count("failed") for found in statuses.values())
     missing = len(plan.documents) + len(plan.short) - len(statuses)
-    return Outcome(plan.out, counts["ok"], counts["skipped"], counts["failed"], failed_rows, missing)
+    reason = reasons.pop() if len(reasons) == 1 else None
+    return Outcome(plan.out, counts["ok"], counts["skipped"], counts["failed"], failed_rows, missing, reason)

@@ -15,7 +15,7 @@ from forward_influence.estimate import estimate
 from forward_influence.objectives import Objective, measuring, parse_band
 from forward_influence.paths import reachable_path, write_whole
 from forward_influence.plan import Plan, default_out, make_plan
-from forward_influence.progress import Progress
+from forward_influence.progress import Progress, duration
 from forward_influence.provenance import versions
 from forward_influence.request import check_numbers
 from forward_influence.run_files import TUNED
@@ -145,6 +145,9 @@ def tune(*, out: str | Path | None = None, method: str = "infokv", vary: Mapping
         print(describe(searched, others, aim, space, trials), flush=True)
         return None
     asked = {"model": options.get("model", "smollm2-135m"), "batch": batch, "quiet": quiet}
+    if not quiet and not (home / TUNED).exists():
+        whole = estimate(searched, most_work(searched, others, trials), chunk_size=CHUNK_SIZE)
+        progress.say(f"All of it is expected to take at most about {duration(whole.seconds)} on a quiet machine.")
     with measuring(searched, aim, offsets, **asked) as (measured, study):
 
         def loss(settings: Sequence[Scorer], count: int) -> dict[Scorer, float]:
@@ -232,8 +235,8 @@ def check_request(file: Path, request: dict) -> None:
         )
 
 
-def describe(searched: Plan, others: Plan, aim: Objective, space: Space, trials: int) -> str:
-    """What a tuning would do, for ``--dry-run``: at most so many rows, and their cost."""
+def most_work(searched: Plan, others: Plan, trials: int) -> list[tuple]:
+    """Documents with as many settings as a tuning measures on them at most, for :func:`estimate`."""
     train = len(searched.documents)
     rungs = [share(train, rung) for rung in RUNGS]
     # On a quarter all settings, random ones first and then in rounds; half of each kind on half; a quarter on all.
@@ -247,8 +250,20 @@ def describe(searched: Plan, others: Plan, aim: Objective, space: Space, trials:
     todo += [(document, dict.fromkeys(range(trials + 1))) for document in searched.documents[rungs[0] : rungs[1]]]
     todo += [(document, dict.fromkeys(range(trials // 2 + 2))) for document in searched.documents[rungs[1] :]]
     todo += [(document, dict.fromkeys(range(5))) for document in others.documents]
+    return todo
+
+
+def _listed(values: Sequence, most: int = 12) -> str:
+    """Values, or the first of very many."""
+    more = f" ... ({len(values)} in all)" if len(values) > most else ""
+    return ", ".join(map(str, values[: most // 2 if more else most])) + more
+
+
+def describe(searched: Plan, others: Plan, aim: Objective, space: Space, trials: int) -> str:
+    """What a tuning would do, for ``--dry-run``: at most so many rows, and their cost."""
+    train, todo = len(searched.documents), most_work(searched, others, trials)
     rows = sum(len(one) for _, one in todo)
-    names = "\n".join(f"           {name}: {', '.join(map(str, values))}" for name, values in space.values.items())
+    names = "\n".join(f"           {name}: {_listed(values)}" for name, values in space.values.items())
     budget = f" at budget {aim.keep}" if aim.keep else f" of the top {searched.spec.fraction}"
     return "\n".join([
         f"tune       {space.method} for {aim.kind}{budget}",

@@ -114,6 +114,8 @@ class Registry:
         path, _, parameters = rest.partition(":")
         if "." not in name and (not path or "=" in path):
             raise Refused(self.unknown(name))
+        if text.endswith(".json"):
+            raise Refused(f"{text!r} has no name of a method before it; write METHOD:{text}, such as infokv:{text}.")
         if not path or "=" in path:
             raise Refused(f"{text!r} names a module but no class; write module.path:Class, or one of: "
                           f"{', '.join(self.names())}.")  # fmt: skip

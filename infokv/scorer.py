@@ -80,7 +80,10 @@ class Scorer:
             raise Refused(f"{path!r} has an unknown key {unknown[0]!r}; a tuned file has {', '.join(TUNED_KEYS)}.")
         if content.get("method") != name:
             other = content.get("method")
-            raise Refused(f"{path!r} is about the method {other!r}, not {name!r}; write {other}:{path}.")
+            raise Refused(
+                f"{path!r} is about the method {other!r}, not {name!r}; write {other}:{path}, or load it with the "
+                "class of that method."
+            )
         if not isinstance(content["parameters"], dict):
             raise Refused(f"{path!r} has parameters that are no object; write them like {{'alpha': 0.8}}.")
         made = construct(cls, name, content["parameters"])

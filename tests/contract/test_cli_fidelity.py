@@ -168,11 +168,16 @@ def test_plot_draws_rates_or_the_horizon(tiny, measured, cli, tmp_path):
         "plot", measured, "--figure", "fidelity", "--selector", "random", "--format", "svg", "--out", "x"
     )
     assert (code, out.splitlines()) == (0, ["x.svg", "x.csv", "x-differences.csv"])
+    code, out, _ = cli("plot", measured, "--figure", "ranking", "--format", "svg", "--out", "z")
+    assert (code, out.splitlines()) == (0, ["z.svg", "z.csv", "z-differences.csv"])
+    one = asking(tiny, "--method", "random", "--method", "knorm", "--keep", "0.5", "--quiet", out="one")
+    assert cli(*one)[0] == 0
+    assert cli("plot", "one", "--format", "svg")[1].splitlines()[0] == "one/ranking.svg"  # of one budget
     code, out, _ = cli("plot", measured, "--figure", "figure2", "--format", "svg", "--out", "y")
     assert (code, out.splitlines()) == (0, ["y.svg", "y.csv", "y-chunks.csv"])
     code, out, err = cli("plot", measured, "--figure", "pie")
     assert (code, out) == (2, "")
-    assert err == "error: Figure 'pie' is unknown; choose one of figure2, fidelity, correlations, parameters, tuning.\n"
+    assert "Figure 'pie' is unknown; choose one of figure2, fidelity, ranking, correlations, parameters" in err
     spec = json.loads((measured / "run.json").read_text())["spec"]
     assert spec["mode"] == "keep"
 

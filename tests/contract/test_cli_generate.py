@@ -128,6 +128,7 @@ def test_sampling(cli):
 REFUSED = {
     "unknown method": (["--method", "snapkw"], "there is no scorer 'snapkw'; did you mean 'snapkv'?"),
     "unknown parameter": (["--method", "snapkv:windw=3"], "did you mean 'window'"),
+    "a file alone": (["--method", "runs/tuned.json"], "write METHOD:runs/tuned.json, such as infokv:runs/tuned.json."),
     "per query head": (["--method", "pyramidkv-official"], "use pyramidkv."),
     "per query head by parameter": (["--method", "infokv:heads=query"], "use infokv."),
     "a class of another kind": (["--method", "collections:OrderedDict"], "has no score; derive the class from"),

@@ -52,7 +52,7 @@ def test_the_flags_are_the_keywords_of_the_function(name, function, renamed):
               "influence": {"selector", "fraction"}}[name]  # fmt: skip
     assert set(flags) == (own | (shared - absent)) | ({"every"} if name == "influence" else {"debug"})
     defaults = inspect.signature(function).parameters
-    for flag in set(flags) & set(defaults) - {"vary", "group", "signal"}:
+    for flag in set(flags) & set(defaults) - {"vary", "group", "signal", "keep"}:
         assert flags[flag].default == defaults[flag].default, flag
 
 
@@ -162,6 +162,7 @@ def test_a_tuned_file_of_another_model_is_refused_and_can_be_accepted(tiny, tune
     (("--vary", "window=much"), "window=much: the value must be int"),
     (("--method", "snapkw"), "did you mean 'snapkv'"),
     (("--trials", "1"), "trials is 1"),
+    (("--keep", "0.5", "--keep", "0.2"), "--keep is given 2 times, and tune takes one budget; run it once for each."),
     (("--train", "0"), "train is 0"),
     (("--band", "mid"), "band is 'mid'; it must be all"),
     (("--objective", "speed"), "objective is 'speed'; it must be fidelity or influence"),

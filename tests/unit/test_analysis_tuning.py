@@ -258,6 +258,36 @@ def test_the_description_names_what_was_chosen_and_how_to_use_it(tuned):
     assert "removed fraction 0.01" in told and "over the defaults -0.04 nats in the search, " in told
 
 
+@pytest.mark.parametrize(("objective", "levels", "word"), [
+    ("fidelity", {"tuned": 0.05, "default": 0.1}, "use it     infokv:"),
+    ("fidelity", {"tuned": 0.1, "default": 0.05}, "keep       the defaults: no gain over them is shown"),
+    ("influence", {"tuned": 0.1, "default": 0.05}, "use it     infokv:"),
+    ("influence", {"tuned": 0.05, "default": 0.1}, "keep       the defaults: no gain over them is shown"),
+])  # fmt: skip
+def test_the_advice_follows_the_held_out_documents(tuned, objective, levels, word):
+    assert describe_tuning(tuned(objective, LEVELS | levels)).splitlines()[-1].startswith(word)
+    one = describe_tuning(tuned(objective, LEVELS | levels, n=1)).splitlines()[-1]  # has no interval
+    assert one.startswith("keep       the defaults")
+
+
+def test_the_advice_where_the_search_found_the_defaults(tuned):
+    folder = tuned(names=NAMES | {"tuned": "infokv"}, change=lambda content: content.update(parameters={}))
+    assert "keep       the defaults: the search found nothing better" in describe_tuning(folder)
+
+
+@pytest.mark.parametrize(("objective", "drawn", "told"), [
+    ("fidelity", 0.04, True), ("fidelity", 0.06, False), ("fidelity", None, False), ("influence", 0.06, True),
+    ("influence", 0.04, False),
+])  # fmt: skip
+def test_a_drawn_setting_that_did_better_in_training_is_named(tuned, objective, drawn, told):
+    def change(content):
+        content["provenance"]["random"]["train_kl"] = {"infokv:tau=2": drawn}
+
+    found = describe_tuning(tuned(objective, change=change))
+    assert ("In training a random setting did better" in found) == told
+    assert (f"{drawn} against 0.05 nats: infokv:tau=2." in found) == told
+
+
 @pytest.mark.parametrize("objective", ["fidelity", "influence"])
 def test_the_gain_on_held_out_documents_stands_beside_that_of_the_search(tuned, objective):
     """The aim of the search is what counts: the KL in the band that was tuned for, here no band of the report."""

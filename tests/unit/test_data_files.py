@@ -60,6 +60,14 @@ def test_what_is_no_regular_file_is_named_and_never_waited_for(tmp_path, monkeyp
         load_documents(tmp_path / "docs")
 
 
+def test_files_of_other_kinds_in_a_folder_are_told(tmp_path):
+    write(tmp_path / "docs/one.jsonl", {"text": "one"})
+    for name in ("LICENCE", "paper.pdf", ".hidden"):
+        (tmp_path / "docs" / name).touch()
+    (problem,) = load_documents(tmp_path / "docs").problems
+    assert problem == f"{tmp_path / 'docs'}: 2 files left out, such as LICENCE: no .jsonl, .parquet or .txt."
+
+
 @pytest.mark.parametrize("kind", ["a named pipe", "a device"])
 def test_named_alone_it_is_refused(tmp_path, kind):
     ODD[kind](tmp_path / "odd.jsonl")
