@@ -38,7 +38,7 @@ def ranking_figure(runs: Runs, selectors: Sequence[str] | None = None) -> Figure
     Parameters
     ----------
     selectors : sequence of str, optional
-        Methods to draw, in this order; default all, by the mean of log KL over budgets.
+        Methods to draw; default all. They are ordered by the mean of log KL over budgets.
 
     Returns
     -------
@@ -82,7 +82,8 @@ def plot_ranking(
 
 
 def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) -> Figure:
-    names = chosen(rates.method, selectors) if selectors else _least_first(rates)
+    asked_for = chosen(rates.method, selectors)
+    names = [name for name in _least_first(rates) if name in asked_for]
     bands = [band for band in dict.fromkeys(rates.band) if band != "all"] or ["all"]
     table = rates[rates.method.isin(names) & rates.band.isin(bands)]
     budgets = list(dict.fromkeys(table.asked))

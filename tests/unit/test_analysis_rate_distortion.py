@@ -373,7 +373,7 @@ def test_the_ranking_draws_whom_one_asks_for_and_names_gaps(measured, tmp_path):
 
     runs = measured(change=change)
     figure = ranking_figure(runs, ["random", "snapkv"])
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["random", "snapkv"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["snapkv", "random"]
     assert "No point: zero or infinite mean (random)." in words(figure)
     paths = plot_ranking(runs, tmp_path / "x.svg", selectors=["random", "snapkv"], formats=["svg"])
     assert [path.name for path in paths] == ["x.svg", "x.csv", "x-differences.csv"]
