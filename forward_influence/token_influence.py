@@ -120,7 +120,8 @@ def run_tokens(
         told = tell(plan, fresh)
         if sizes:
             more = len(sizes) * (len(signals) + 1)
-            print(f"Then at most {more} sets in each document, those that are ranked highest.", flush=True)
+            share = f"up to {more / len(plan.selectors):.0%} more time"
+            print(f"Then at most {more} sets in each document, those that are ranked highest: {share}.", flush=True)
         return told
     with opened(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
         _score(plan, signals, study, Progress(quiet=quiet).say)

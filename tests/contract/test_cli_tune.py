@@ -179,7 +179,7 @@ def test_dry_runs_load_nothing_and_write_nothing(tiny, cli, tmp_path):
     assert "window: 4, 8, 16" in out and "at most" in out
     code, out, _ = cli(*asking(tiny, "influence", "--sample", "6", "--group", "3", "--recent", "8", "--dry-run"))
     assert code == 0 and "64 to measure" in out  # 8 documents, 6 tokens and 2 sets
-    assert "Then at most 19 sets in each document, those that are ranked highest." in out
+    assert "Then at most 19 sets in each document, those that are ranked highest: up to 238% more time." in out
     assert not list(tmp_path.glob("*/rows.jsonl")) and not (tmp_path / "run").exists()
 
 
