@@ -114,7 +114,7 @@ class Registry:
         path, _, parameters = rest.partition(":")
         if "." not in name and (not path or "=" in path):
             raise Refused(self.unknown(name))
-        if text.endswith(".json"):
+        if not rest and text.endswith(".json"):
             raise Refused(f"{text!r} has no name of a method before it; write METHOD:{text}, such as infokv:{text}.")
         if not path or "=" in path:
             raise Refused(f"{text!r} names a module but no class; write module.path:Class, or one of: "
