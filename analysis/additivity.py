@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas
 from scipy import stats
@@ -108,8 +106,8 @@ def additivity_table(
             }
         )  # fmt: skip
     cost = {(line["size"], line["chosen_by"]): line["set_kl"] for line in lines if line["band"] == "all"}
-    cost |= {key: math.inf for key in cost if key[1] == RANDOM}
-    lines.sort(key=lambda line: (line["size"], -cost[line["size"], line["chosen_by"]], line["chosen_by"]))
+    lines.sort(key=lambda line: (line["size"], line["chosen_by"] != RANDOM, -cost[line["size"], line["chosen_by"]],
+                                 line["chosen_by"]))  # fmt: skip
     return pandas.DataFrame(lines, columns=_ADDITIVITY)
 
 

@@ -38,7 +38,7 @@ def ranking_figure(runs: Runs, selectors: Sequence[str] | None = None) -> Figure
     Parameters
     ----------
     selectors : sequence of str, optional
-        Methods to draw; default all. They are ordered by the mean of log KL over budgets.
+        Methods to draw; default all. The order is that of log KL against its mean at each budget.
 
     Returns
     -------
@@ -109,9 +109,12 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
 
 
 def _least_first(rates: pandas.DataFrame) -> list[str]:
+    """By log KL against the mean of each budget, so that a method is not judged by which budgets it has."""
     whole = rates[rates.band == "all"]
-    with np.errstate(divide="ignore"):
-        return list(np.log(whole.kl).groupby(whole.method, sort=False).mean().sort_values(kind="stable").index)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logarithm = np.log(whole.kl)
+        usual = logarithm.where(np.isfinite(logarithm)).groupby(whole.asked).transform("mean").fillna(0)
+        return list((logarithm - usual).groupby(whole.method, sort=False).mean().sort_values(kind="stable").index)
 
 
 def _values(rates: pandas.DataFrame, names: list[str]) -> pandas.DataFrame:

@@ -13,7 +13,7 @@ from forward_influence.analysis.frames import Runs, open_runs
 from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_interval, mean_of
 from forward_influence.analysis.panel import build_panel
 from forward_influence.analysis.rate_distortion import METRICS, by_document, offset_bands
-from forward_influence.analysis.stats import few_documents
+from forward_influence.analysis.stats import FEW_DOCUMENTS, few_documents
 from forward_influence.errors import UserError
 from forward_influence.paths import reachable_path
 from forward_influence.run_files import TUNED
@@ -215,13 +215,13 @@ def _drawn_was_better(tuning: Tuning) -> list[str]:
     """A sentence where one of the settings that were only drawn did better in training: it is not the tuned one."""
     facts = tuning.facts
     mine = facts["train_kl"].get(facts["judged"]["tuned"])
-    drawn = [(tuning.sign * kl, kl, name) for name, kl in facts["random"]["train_kl"].items() if kl is not None]
+    drawn = [(tuning.sign * kl, kl, name) for name, kl in facts["random"].get("train_kl", {}).items() if kl is not None]
     if mine is None or not drawn or min(drawn)[0] >= tuning.sign * mine:
         return []
     _, best, name = min(drawn)
     return [
         f"In training a random setting did better, {best:.3g} against {mine:.3g} nats: {name}. Random "
-        "settings are what the search is measured by, and not chosen; with more trials the search may find such a one."
+        "settings are what the search is measured by, and not chosen: it did not come upon this one, or dropped it."
     ]
 
 
@@ -231,6 +231,8 @@ def _advice(tuning: Tuning, line) -> str:
     if tuning.same("tuned", "default"):
         return f"keep       the defaults: the search found nothing better ({named} holds them)"
     low = min(-tuning.sign * line.low, -tuning.sign * line.high)
+    if low > 0 and line.n_documents < FEW_DOCUMENTS:
+        return f"try it     {named}: the gain shows, but {line.n_documents} documents prove nothing"
     if low > 0:  # not if there is no interval
         return f"use it     {named}"
     return f"keep       the defaults: no gain over them is shown on held-out documents ({named} has the tuned setting)"

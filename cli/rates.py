@@ -33,7 +33,7 @@ def _least_first(table, differences) -> str:
     more = {least: "0"}
     for line in differences[differences.band == "all"].itertuples():
         if line.a == least:
-            more[line.b] = _cell(-line.kl, -line.kl_high, -line.kl_low)
+            more[line.b] = _cell(0.0 - line.kl, 0.0 - line.kl_high, 0.0 - line.kl_low)  # no minus zero
         elif line.b == least:
             more[line.a] = _cell(line.kl, line.kl_low, line.kl_high)
     columns = {f"{whole.band_start.iloc[0]}-{whole.band_stop.max()}": map(_cell, whole.kl, whole.kl_low, whole.kl_high)}

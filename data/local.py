@@ -30,10 +30,12 @@ def load_local(paths: Sequence[str | os.PathLike], seed: int) -> RecordCorpus:
     n_files = 0
     for path in paths:
         before, first_problem = len(records), len(problems)
-        files = find_files(Path(path).expanduser(), problems.append)
+        left_out: list[str] = []
+        files = find_files(Path(path).expanduser(), left_out.append)
         n_files += len(files)
         for file in files:
             records.extend(_scan(file, problems))
+        problems += left_out  # last: why nothing could be read is told by what was tried
         if len(records) == before:
             raise DataError(
                 f"{str(path)!r} holds no usable document: {problems[first_problem].rstrip('.')}; "

@@ -148,13 +148,13 @@ def run_tokens(
 
 def _measure_highest(plan, signals: dict, sizes: tuple[int, ...], study) -> None:
     """Remove the sets that the measured influence and each signal rank highest among the measured positions."""
-    alone = rankings_of(plan, study.folder.rows())["all"]
-    entries = read_scores(plan.out, plan.spec.hash())
+    alone = rankings_of(plan, list(study.folder.rows()))["all"]
+    newest = {(one["document"], one["signal"]): one for one in read_scores(plan.out, plan.spec.hash())}
     for document in plan.documents:
         costs = alone.get(document.id, {})
         rankings = [costs] + [
             {place: one["scores"][place] for place in costs if one["scores"][place] is not None}
-            for one in entries
+            for one in newest.values()  # an edited signal has older lines, too
             if one["signal"] in signals and (one["document"], one["document_sha"]) == (document.id, document.sha)
         ]
         sets = [found for size in sizes for ranking in rankings if (found := highest(ranking, size))]

@@ -266,6 +266,10 @@ def test_the_description_names_what_was_chosen_and_how_to_use_it(tuned):
 ])  # fmt: skip
 def test_the_advice_follows_the_held_out_documents(tuned, objective, levels, word):
     assert describe_tuning(tuned(objective, LEVELS | levels)).splitlines()[-1].startswith(word)
+    few = describe_tuning(tuned(objective, LEVELS | levels, n=3)).splitlines()[-1]
+    assert few.startswith("try it") == word.startswith("use it") and (
+        "3 documents prove nothing" in few
+    ) == few.startswith("try it")
     one = describe_tuning(tuned(objective, LEVELS | levels, n=1)).splitlines()[-1]  # has no interval
     assert one.startswith("keep       the defaults")
 

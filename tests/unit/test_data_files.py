@@ -66,6 +66,9 @@ def test_files_of_other_kinds_in_a_folder_are_told(tmp_path):
         (tmp_path / "docs" / name).touch()
     (problem,) = load_documents(tmp_path / "docs").problems
     assert problem == f"{tmp_path / 'docs'}: 2 files left out, such as LICENCE: no .jsonl, .parquet or .txt."
+    (tmp_path / "docs/one.jsonl").write_bytes(b"\xff\xfe no utf-8\n")
+    with pytest.raises(DataError, match="holds no usable document: .*one.jsonl"):
+        load_documents(tmp_path / "docs")
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a device"])
