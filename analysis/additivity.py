@@ -6,15 +6,16 @@ import numpy as np
 import pandas
 from scipy import stats
 
-from forward_influence.analysis.correlations import BAND, Costs, band_costs, rank_correlation, signal_scores
+from forward_influence.analysis.correlations import BAND, band_costs, rank_correlation
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_of
-from forward_influence.token_sets import highest
+from forward_influence.token_files import read_sets
+from forward_influence.token_sets import RANDOM
 
-#: Who chose a set: nobody; or the measured influence itself. Other names are those of signals.
-RANDOM, MEASURED = "random sets", "measured influence"
+#: Sets of a run that nobody noted as chosen.
+OTHER = "other sets"
 
-_SETS = ["document", "size", "chosen_by", *BAND, "set_kl", "sum_kl"]
+_SETS = ["document", "positions", "size", "chosen_by", *BAND, "set_kl", "sum_kl"]
 _ADDITIVITY = [
     *("size", "chosen_by", *BAND, "n_sets", "n_documents"),
     *("set_kl", "sum_kl", "ratio", "low", "high", "spearman"),
@@ -28,13 +29,13 @@ def set_table(runs: Runs) -> pandas.DataFrame:
     -------
     pandas.DataFrame
         One line per document, band (as in :func:`~forward_influence.analysis.correlation_table`), set of two or more
-        positions all of which were also removed alone in that document, and what chose it: ``size``, ``chosen_by``,
-        and ``set_kl`` and ``sum_kl``, mean nats in the band. ``chosen_by`` is a signal, or ``"measured influence"``
-        (over all offsets), where the set is the one that it ranks highest; ``"random sets"`` for a set that is
-        nobody's choice.
+        positions all of which were also removed alone in that document, and what chose it: ``positions``, ``size``,
+        ``chosen_by``, and ``set_kl`` and ``sum_kl``, mean nats in the band. ``chosen_by`` is a signal, or ``"measured
+        influence"`` (over all offsets), where the set is the one that it ranks highest; ``"random sets"`` for one
+        that was dealt; ``"other sets"`` for one of which the run does not say why.
     """
     bands, costs = band_costs(runs)
-    choosers = _choosers(runs, costs["all"])
+    choosers = _choosers(runs)
     lines = []
     for band, (start, stop) in bands.items():
         for document, found in costs[band].items():
@@ -42,27 +43,20 @@ def set_table(runs: Runs) -> pandas.DataFrame:
                 alone = [found.get((place,)) for place in places]
                 if len(places) > 1 and None not in alone:
                     about = (band, start, stop, cost, sum(alone))
-                    names = choosers[document].get(places, [RANDOM])
-                    lines += [(document, len(places), name, *about) for name in names]
+                    names = choosers.get((document, places), []) + choosers.get(("", places), [])
+                    lines += [(document, places, len(places), name, *about) for name in names or [OTHER]]
     return pandas.DataFrame(lines, columns=_SETS).astype({"set_kl": float, "sum_kl": float})
 
 
-def _choosers(runs: Runs, costs: Costs) -> dict[str, dict[tuple[int, ...], list[str]]]:
-    """By document, the removed sets that somebody ranks highest, and who."""
-    scores = signal_scores(runs)
-    out: dict[str, dict[tuple[int, ...], list[str]]] = {}
-    for document, found in costs.items():
-        alone = {places[0]: cost for places, cost in found.items() if len(places) == 1}
-        rankings = {MEASURED: alone} | {
-            signal: {place: score for place in alone if not np.isnan(score := of_document[document][place])}
-            for signal, of_document in scores.items()
-            if document in of_document
-        }
-        chosen = out.setdefault(document, {})
-        for size in {len(places) for places in found} - {1}:
-            for name, ranking in rankings.items():
-                if (places := highest(ranking, size)) in found:
-                    chosen.setdefault(places, []).append(name)
+def _choosers(runs: Runs) -> dict[tuple[str, tuple[int, ...]], list[str]]:
+    """Who chose a set in a document; the document is empty for sets of all of them."""
+    texts = {"": ""} | {row["document"]: row["document_sha"] for row in runs.rows if row["status"] == "ok"}
+    out: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for run in runs.runs:
+        for line in read_sets(run.path, runs.hash):
+            names = out.setdefault((line["document"], tuple(line["positions"])), [])
+            if texts.get(line["document"]) == line["document_sha"] and line["chosen_by"] not in names:
+                names.append(line["chosen_by"])
     return out
 
 

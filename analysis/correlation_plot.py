@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from forward_influence.analysis.additivity import MEASURED, RANDOM, additivity_table, set_table
+from forward_influence.analysis.additivity import OTHER, additivity_table, set_table
 from forward_influence.analysis.correlations import correlation_table
 from forward_influence.analysis.drawing import (
     FORMATS,
@@ -30,6 +30,7 @@ from forward_influence.analysis.drawing import (
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.row_plot import draw_rows, legend_above, rows_of
 from forward_influence.errors import UserError
+from forward_influence.token_sets import MEASURED, RANDOM
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,7 +101,7 @@ def _draw(table: pandas.DataFrame, sets: pandas.DataFrame, runs: Runs, selectors
     names = chosen(table.signal, selectors)
     bands = [band for band in dict.fromkeys(table.band) if band != "all"] or ["all"]
     table = table[table.signal.isin(names) & table.band.isin(bands)]
-    sets = sets[sets.band == "all"].drop_duplicates(["document", "size", "set_kl", "sum_kl"])  # chosen by several
+    sets = sets[sets.band == "all"].drop_duplicates(["document", "positions"])  # chosen by several
     shown = sets[np.isfinite(sets[["set_kl", "sum_kl"]]).all(axis=1) & (sets[["set_kl", "sum_kl"]] > 0).all(axis=1)]
     labels, rows = rows_of(names)
     with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
@@ -136,13 +137,15 @@ def _draw_sets(axes: Axes, sets: pandas.DataFrame) -> None:
         {"color": colour, "marker": marker, "markersize": 4} | plain for colour, marker in zip(palette(), MARKERS)
     ]
     parts = {
-        f"sets of {size}, random": (part, style)
-        for (size, part), style in zip(sets[sets.chosen_by == RANDOM].groupby("size"), cycle(styles[2:]))
+        f"sets of {size}, {'random' if name == RANDOM else 'other'}": (part, style)
+        for ((size, name), part), style in zip(
+            sets[sets.chosen_by.isin([RANDOM, OTHER])].groupby(["size", "chosen_by"]), cycle(styles[2:])
+        )
     }  # the first two looks are those of the bands
     top = {"color": "0.1", "marker": "*", "markersize": 7} | plain
     parts["ranked highest, by influence"] = (sets[sets.chosen_by == MEASURED], top)
     signals = {"color": "0.6", "marker": ".", "markersize": 3.5, "zorder": 1.5} | plain
-    parts["ranked highest, by a signal"] = (sets[~sets.chosen_by.isin([RANDOM, MEASURED])], signals)
+    parts["ranked highest, by a signal"] = (sets[~sets.chosen_by.isin([RANDOM, MEASURED, OTHER])], signals)
     for label, (part, style) in parts.items():
         if len(part):
             axes.plot(part.sum_kl, part.set_kl, linestyle="", label=label, **style)

@@ -31,8 +31,8 @@ FORMATS = ("png", "pdf", "svg")
 #: Up to so many points, each has a marker.
 _MARKED = 16
 
-#: Up to so many curves, each has its band; more would lie upon each other.
-BANDS = 8
+#: Up to so many curves, each has its interval; more would lie upon each other.
+_CROWD = 8
 
 # Colour, dash and marker all differ, so that any one of them is enough: grey print, colour blindness.
 _COLOURS = (0, 1, 2, 3, 4, 9, 5)  # of seaborn's "colorblind": without its grey (the floor's) and its palest
@@ -146,23 +146,33 @@ def shown_name(name: str) -> str:
 
 
 def broken(name: str, letters: int) -> str:
-    """A long name in lines that end where one of its parts does."""
-    mark = "\x00"  # where a line may end, beside its spaces
-    parted = re.sub(r"([+,:])(?=\S)", rf"\1{mark} ", name)
-    lines = textwrap.wrap(parted, letters, break_on_hyphens=False)
-    return "\n".join(lines).replace(f"{mark} ", "").replace(mark, "")
+    """A name in lines that end where one of its parts does, or inside a part that is longer than a line."""
+    lines = [""]
+    for part in re.findall(r".+?(?:[+,: ](?=\S)|$)", name):
+        if len(lines[-1]) + len(part.rstrip()) > letters and lines[-1]:
+            lines.append("")
+        lines[-1] += part
+        while len(lines[-1].rstrip()) > letters:
+            lines[-1:] = lines[-1][:letters], lines[-1][letters:]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def uncrowded(curves: dict[str, pandas.DataFrame]) -> dict[str, pandas.DataFrame]:
+    """The curves, without ``low`` and ``high`` if they are so many that nobody could tell their bands apart."""
+    if len(curves) <= _CROWD:
+        return curves
+    return {name: curve.assign(low=np.nan, high=np.nan) for name, curve in curves.items()}
 
 
 def draw_curves(axes: Axes, curves: dict[str, pandas.DataFrame]) -> list[Line2D]:
-    """Draw ``mean`` over ``x`` for each curve, with its band if they are few; returns their keys for a legend."""
+    """Draw ``mean`` over ``x`` with its band for each curve; returns their keys for a legend."""
     handles = []
     styles = zip(cycle(palette()), cycle(_DASHES), cycle(MARKERS))
     for number, ((name, curve), (colour, dash, marker)) in enumerate(zip(curves.items(), styles)):
         style = {"color": colour, "linestyle": dash, "marker": marker, "markersize": 4.5, "linewidth": 1.4}
         axes.plot(curve.x, positive(curve["mean"]), markevery=_spread(curve.x, number), **style)
-        if len(curves) <= BANDS:
-            low, high = curve.low.clip(lower=axes.get_ylim()[0]), positive(curve.high)
-            axes.fill_between(curve.x, low, high, color=colour, alpha=0.13, linewidth=0)
+        low, high = curve.low.clip(lower=axes.get_ylim()[0]), positive(curve.high)
+        axes.fill_between(curve.x, low, high, color=colour, alpha=0.13, linewidth=0)
         handles.append(Line2D([], [], label=shown_name(name), **style))
     return handles
 
@@ -194,9 +204,10 @@ def caption(runs: Runs, number: str, sentences: Iterable[str], width: int = 110)
     return textwrap.fill("".join(words), width)
 
 
-def band_note(most: int, fewest: int, curves: int) -> str:
-    """What a caption says about the bands of curves, as :func:`draw_curves` draws them."""
-    return "; intervals: in the table." if most > 1 and curves > BANDS else interval_note(most, fewest)
+def band_note(most: int, fewest: int, curves: dict[str, pandas.DataFrame]) -> str:
+    """What a caption says about the bands of :func:`uncrowded` curves."""
+    left_out = most > 1 and all(curve.low.isna().all() for curve in curves.values())
+    return "; intervals: in the table." if left_out else interval_note(most, fewest)
 
 
 def interval_note(most: int, fewest: int, mark: str = "band") -> str:

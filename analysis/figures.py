@@ -171,7 +171,7 @@ def _caption(table: pandas.DataFrame, curves: dict[str, pandas.DataFrame], count
     infinite = [name for name, curve in curves.items() if np.isinf(curve["mean"]).any()]
     sentences = (
         f". Line: mean over documents per chunk of {chunk} offsets{wider}, drawn at its middle",
-        band_note(first, int(counts.min()), len(curves)),
+        band_note(first, int(counts.min()), curves),
         f" Gaps: infinite mean ({', '.join(infinite)})." if infinite else "",
     )
     return caption(runs, f"{first} to {last}" if counts.nunique() > 1 else f"{first}", sentences)

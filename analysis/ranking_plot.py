@@ -18,14 +18,13 @@ from forward_influence.analysis.drawing import (
     chosen,
     interval_note,
     positive,
-    save_figure,
-    save_tables,
     shown_name,
     stem_of,
     title,
 )
 from forward_influence.analysis.frames import Runs
-from forward_influence.analysis.rate_distortion import rate_differences, rate_table
+from forward_influence.analysis.rate_curves import save_rates
+from forward_influence.analysis.rate_distortion import rate_table
 from forward_influence.analysis.row_plot import draw_rows, legend_above, rows_of
 
 #: Inches that the names and each panel take, and those above and below the rows.
@@ -73,12 +72,7 @@ def plot_ranking(
     list of Path
         The figures in the order of `formats`, then ``<stem>.csv`` and ``<stem>-differences.csv``.
     """
-    stem = stem_of(runs, target, "ranking")
-    rates, differences = rate_table(runs), rate_differences(runs)
-    paths = save_figure(_draw(rates, runs, selectors), stem, formats)
-    names = chosen(rates.method, selectors)
-    differences = differences[differences.a.isin(names) & differences.b.isin(names)]
-    return paths + save_tables({"": rates[rates.method.isin(names)], "-differences": differences}, stem)
+    return save_rates(runs, stem_of(runs, target, "ranking"), _draw, selectors, formats)
 
 
 def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) -> Figure:
@@ -120,13 +114,16 @@ def _least_first(rates: pandas.DataFrame) -> list[str]:
 def _values(rates: pandas.DataFrame, names: list[str]) -> pandas.DataFrame:
     """A line per name for :func:`draw_rows`, with gaps where a method has nothing that a logarithmic axis shows."""
     found = rates.set_index("method").reindex(names)
-    found = found.assign(value=positive(found.kl), low=positive(found.kl_low), high=positive(found.kl_high))
+    least = np.nanmin(positive(found.kl), initial=np.inf) / 10  # an interval down to 0 goes a decade down
+    low = np.where(found.kl_low == 0, least, positive(found.kl_low))
+    found = found.assign(value=positive(found.kl), low=low, high=positive(found.kl_high))
     return found.assign(band_start=rates.band_start.iloc[0], band_stop=rates.band_stop.iloc[0])
 
 
 def _caption(table: pandas.DataFrame, runs: Runs, budgets: int) -> str:
-    fewest, most = int(table.n_documents.min()), int(table.n_documents.max())
-    gaps = list(dict.fromkeys(table[~(np.isfinite(table.kl) & (table.kl > 0))].method))
+    drawn = table[table.n_documents > 0]  # a method may have no document that reaches a band
+    fewest, most = int(drawn.n_documents.min()), int(drawn.n_documents.max())
+    gaps = list(dict.fromkeys(drawn[~(np.isfinite(drawn.kl) & (drawn.kl > 0))].method))
     sentences = (
         f". Point: mean{' over documents' if most > 1 else ''}",
         interval_note(most, fewest, "bar"),

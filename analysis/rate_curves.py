@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from forward_influence.analysis.drawing import (
     shown_name,
     stem_of,
     title,
+    uncrowded,
 )
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.rate_distortion import rate_differences, rate_table
@@ -76,9 +77,19 @@ def plot_rates(
     list of Path
         The figures in the order of `formats`, then ``<stem>.csv`` and ``<stem>-differences.csv``.
     """
-    stem = stem_of(runs, target, "fidelity")
+    return save_rates(runs, stem_of(runs, target, "fidelity"), _draw, selectors, formats)
+
+
+def save_rates(
+    runs: Runs,
+    stem: Path,
+    draw: Callable[[pandas.DataFrame, Runs, Sequence[str] | None], Figure],
+    selectors: Sequence[str] | None,
+    formats: Iterable[str],
+) -> list[Path]:
+    """Write a figure that is drawn from the rates and, beside it, the rates and the methods' differences as CSV."""
     rates, differences = rate_table(runs), rate_differences(runs)
-    paths = save_figure(_draw(rates, runs, selectors), stem, formats)
+    paths = save_figure(draw(rates, runs, selectors), stem, formats)
     names = chosen(rates.method, selectors)
     differences = differences[differences.a.isin(names) & differences.b.isin(names)]
     return paths + save_tables({"": rates[rates.method.isin(names)], "-differences": differences}, stem)
@@ -91,7 +102,10 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
     names = chosen(table.selector, selectors)
     bands = [band for band in dict.fromkeys(table.band) if band != "all"] or ["all"]
     table = table[table.selector.isin(names) & table.band.isin(bands)].sort_values("x", kind="stable")
-    panels = {band: {name: table[(table.selector == name) & (table.band == band)] for name in names} for band in bands}
+    panels = {
+        band: uncrowded({name: table[(table.selector == name) & (table.band == band)] for name in names})
+        for band in bands
+    }
     with seaborn.axes_style("ticks"), seaborn.plotting_context("paper"):
         labels = [_label(name, table) for name in names]
         height = _FRAME + _LINE * sum(label.count("\n") + _ENTRY for label in labels)
@@ -110,7 +124,7 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
         for handle, label in zip(handles, labels):
             handle.set_label(label)
         figure.suptitle(title(runs), x=0.01, ha="left")
-        figure.supxlabel(_caption(table, runs), x=0.01, ha="left", fontsize="small", color="0.25")
+        figure.supxlabel(_caption(table, panels[bands[0]], runs), x=0.01, ha="left", fontsize="small", color="0.25")
         figure.legend(handles=handles, loc="outside right upper", frameon=False, handlelength=4)
         seaborn.despine(figure)
     return figure
@@ -143,12 +157,12 @@ def _scale(axes, budgets: pandas.Series) -> None:
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0 if ticks[0] >= 0.1 else 1))
 
 
-def _caption(table: pandas.DataFrame, runs: Runs) -> str:
+def _caption(table: pandas.DataFrame, curves: dict[str, pandas.DataFrame], runs: Runs) -> str:
     fewest, most = int(table.n_documents.min()), int(table.n_documents.max())
     infinite = list(dict.fromkeys(table[np.isinf(table["mean"])].selector))
     sentences = (
         ". Point: mean over documents" if most > 1 else "",
-        band_note(most, fewest, table.selector.nunique()),
+        band_note(most, fewest, curves),
         f" Gaps: infinite mean ({', '.join(infinite)})." if infinite else "",
     )
     return caption(runs, f"{fewest} to {most}" if fewest < most else f"{most}", sentences)

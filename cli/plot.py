@@ -60,7 +60,7 @@ def command(
         raise UserError("--figure tuning needs the one folder that tune wrote; name it behind plot.")
     runs = open_tuning(run[0]).runs if figure == "tuning" else open_runs(*(run or ()))
     of_removals = "correlations" if is_token_run(runs) else "figure2"
-    budgets = {split_selector(row["selector"])[1] for row in runs.rows}
+    budgets = {split_selector(row["selector"])[1] for row in runs.rows if row["status"] == "ok"}
     of_caches = "fidelity" if len(budgets) > 1 else "ranking"  # a curve has more than one point
     figure = figure or (of_caches if runs.spec.mode == "keep" else of_removals)
     _check(figure, x, {"--x": x, "--lines": lines, "--method": method, "--budget": budget}, selector)

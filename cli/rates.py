@@ -11,12 +11,13 @@ def rates(runs) -> str:
     table, differences = rate_table(runs), rate_differences(runs)
     parts = []
     for asked, part in table.groupby("asked", sort=False):
-        kept = part.budget.mean()
-        parts += ["", f"At budget {asked} ({kept:.3g} of the prefix kept): KL in nats, mean over documents, by offsets",
-                  _least_first(part, differences[differences.asked == asked])]  # fmt: skip
+        kept = _kept(part.budget)
+        head = f"At budget {asked} ({kept} of the prefix kept): KL in nats, mean over documents, by offsets"
+        parts += ["", head, _least_first(part, differences[differences.asked == asked])]
     if (table.n_documents > 1).any():
-        parts += ["", "In brackets: 95% intervals over documents, paired for `more`, the difference to the least. "
-                  f"All pairs and bands: forward-influence plot {runs.runs[0].path} writes them."]  # fmt: skip
+        folders = " ".join(str(run.path) for run in runs.runs)
+        parts += ["", "In brackets: 95% intervals over documents, paired for `more`, the difference to the least in "
+                  f"common documents. All pairs and bands: forward-influence plot {folders} writes them."]  # fmt: skip
     if beaten := reference_beaten(differences):
         parts += ["", *beaten]
     if doubt := few_documents(int(table.n_documents.max())):
@@ -24,29 +25,41 @@ def rates(runs) -> str:
     return "\n".join(parts)
 
 
+def _kept(shares) -> str:
+    """Shares that were kept: methods may differ where a layer has fewer tokens than its budget."""
+    ends = dict.fromkeys((_short(shares.min()), _short(shares.max())))
+    return " to ".join(ends)
+
+
 def _least_first(table, differences) -> str:
     """One line per method: KL of all offsets and of each band, the other metrics, and the difference to the least."""
     import pandas
 
     whole = table[table.band == "all"].sort_values("kl", kind="stable").set_index("method")
-    least = whole.index[0]
+    least = whole.index[whole.n_documents == whole.n_documents.max()][0]  # not one that has but a few easy documents
     more = {least: "0"}
     for line in differences[differences.band == "all"].itertuples():
         if line.a == least:
             more[line.b] = _cell(0.0 - line.kl, 0.0 - line.kl_high, 0.0 - line.kl_low)  # no minus zero
         elif line.b == least:
             more[line.a] = _cell(line.kl, line.kl_low, line.kl_high)
-    columns = {f"{whole.band_start.iloc[0]}-{whole.band_stop.max()}": map(_cell, whole.kl, whole.kl_low, whole.kl_high)}
-    columns["more"] = [more.get(name, "") for name in whole.index]
-    for _, part in table[table.band != "all"].groupby("band", sort=False):
-        offsets = f"{part.band_start.iloc[0]}-{part.band_stop.iloc[0]}"
-        columns[offsets] = part.set_index("method").kl.reindex(whole.index).map(_short)
-    columns |= {name: whole[name].map(_short) for name in ("delta_nll", "top1_changed")}
-    columns["documents"] = whole.n_documents
     widest = max(map(len, whole.index))
-    columns["method".ljust(widest)] = [name.ljust(widest) for name in whole.index]  # last, because it may be long
-    shown = pandas.DataFrame({name: list(values) for name, values in columns.items()})
-    return "\n".join(line.rstrip() for line in shown.to_string(index=False).splitlines())
+    columns = [
+        (f"{whole.band_start.min()}-{whole.band_stop.max()}", map(_cell, whole.kl, whole.kl_low, whole.kl_high)),
+        ("more", [more.get(name, "") for name in whole.index]),
+        *(
+            (f"{part.band_start.iloc[0]}-{part.band_stop.iloc[0]}",
+             part.set_index("method").kl.reindex(whole.index).map(_short))
+            for _, part in table[table.band != "all"].groupby("band", sort=False)
+        ),
+        *((name, whole[name].map(_short)) for name in ("delta_nll", "top1_changed")),
+        ("documents", whole.n_documents),
+        ("method".ljust(widest), [name.ljust(widest) for name in whole.index]),  # last, because it may be long
+    ]  # fmt: skip
+    names, values = zip(*columns)
+    shown = pandas.DataFrame(dict(enumerate(map(list, values))))  # two bands may have the same offsets
+    text = shown.to_string(index=False, header=list(names))
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def _cell(value: float, low: float, high: float) -> str:

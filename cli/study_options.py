@@ -65,8 +65,8 @@ def run_study(study: Callable[[], Outcome], *, dry_run: bool) -> None:
     if dry_run:
         return
     if not outcome.ok and not outcome.failed:
-        why = f"{outcome.reason}." if outcome.reason else "forward-influence show says why."
-        raise UserError(f"No document was measured ({outcome.sentence()}); {why}")
+        why = outcome.reason or "forward-influence show says why"
+        raise UserError(f"No document was measured ({outcome.sentence()}); {why.rstrip('.')}.")
     try:
         print(outcome.sentence(), flush=True)
     except OutputLost as lost:  # what was measured is on disk, and the exit code speaks of that

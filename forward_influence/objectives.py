@@ -80,7 +80,7 @@ def measuring(
     with opened(plan, model, batch=batch, fresh=False, quiet=quiet, debug=False) as study:
 
         def measure(settings: Sequence[Scorer], count: int) -> dict[Scorer, list[float] | None]:
-            say(f"{plan.out.name}: {_counted(len(settings), 'setting')} on {_counted(count, 'document')}.")
+            say(f"{plan.out.name}: settings {len(settings)}, documents {count}.")
             selectors = make_selectors(objective.selectors(settings))
             part = replace(plan, selectors=selectors, documents=plan.documents[:count])
             study.fill(part)
@@ -88,10 +88,6 @@ def measuring(
             return {one: found[objective.name(one)] for one in settings}
 
         yield measure, study
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def kl_by_document(rows: Iterable[dict], plan: Plan, band: tuple[int, int]) -> dict[str, list[float] | None]:

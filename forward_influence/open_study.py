@@ -67,24 +67,27 @@ class OpenStudy:
         if told:
             self.folder.note({"notices": list(dict.fromkeys([*self._plan.notices, *self._loaded.notices]))})
 
-    def fill(self, plan: Plan) -> None:
-        """Measure what the folder lacks of a plan: the whole one, or some of its documents, or other selectors.
+    def fill(self, *plans: Plan) -> None:
+        """Measure what the folder lacks of plans: the whole one, or some of its documents, or other selectors.
 
         A row that has failed since the folder was opened is not tried again.
         """
         done = self.folder.tried()
-        self.folder.note({"planned_rows": len(done | wanted(plan))})
-        reason = f"shorter than {least_length(plan.spec)} tokens"
+        self.folder.note({"planned_rows": len(done.union(*map(wanted, plans)))})
         skipped = [
-            blank_row(plan.spec, document, sha, tokens, name, "skipped", reason)
+            blank_row(
+                plan.spec, document, sha, tokens, name, "skipped", f"shorter than {least_length(plan.spec)} tokens"
+            )
+            for plan in plans
             for document, tokens, sha in plan.short
             for name in plan.selectors
         ]
         self.folder.append(row for row in skipped if row["key"] not in done)
-        if todo := pending(plan, done):
-            self._measure(plan, todo)
+        if todo := [one for plan in plans for one in pending(plan, done)]:
+            self._measure(todo)
 
-    def _measure(self, plan: Plan, todo: list[tuple]) -> None:
+    def _measure(self, todo: list[tuple]) -> None:
+        plan = self._plan
         horizons = [min(len(document.ids) - plan.spec.prefix, plan.spec.horizon) for document, _ in todo]
         work = [horizon * len(selectors) for horizon, (_, selectors) in zip(horizons, todo)]
         progress = Progress(sum(work), quiet=self._quiet)

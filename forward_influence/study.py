@@ -203,21 +203,23 @@ def run_plan(plan: Plan, model, *, batch: int | None, fresh: bool, quiet: bool, 
         return outcome(plan, study.folder.rows())
 
 
-def outcome(plan: Plan, rows: Iterable[dict]) -> Outcome:
-    """Documents of this request by how they ended."""
+def outcome(plan: Plan, rows: Iterable[dict], *parts: Plan) -> Outcome:
+    """Documents of this request by how they ended, with the rows of the parts that came to it later."""
     from forward_influence.open_study import wanted
 
-    keys = wanted(plan)
+    keys = set().union(*map(wanted, (plan, *parts)))
     statuses: dict[str, list[str]] = {}
-    reasons = set()
+    reasons: dict[str, set[str]] = {}
     for row in rows:
         if row["key"] in keys:
             statuses.setdefault(row["document"], []).append(row["status"])
-            reasons |= {row["reason"]} if row["status"] == "skipped" else set()
-    counts = {"ok": 0, "failed": 0, "skipped": 0}
-    for found in statuses.values():
-        counts[next(status for status in counts if status in found)] += 1
+            reasons.setdefault(row["document"], set()).add(row["reason"])
+    counts, why = {"ok": 0, "failed": 0, "skipped": 0}, set()
+    for document, found in statuses.items():
+        status = next(status for status in counts if status in found)
+        counts[status] += 1
+        why |= reasons[document] if status == "skipped" else set()
     failed_rows = sum(found.count("failed") for found in statuses.values())
     missing = len(plan.documents) + len(plan.short) - len(statuses)
-    reason = reasons.pop() if len(reasons) == 1 else None
+    reason = why.pop() if len(why) == 1 else None
     return Outcome(plan.out, counts["ok"], counts["skipped"], counts["failed"], failed_rows, missing, reason)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from forward_influence.errors import UserError
 from forward_influence.horizon_bands import named_bands
 from forward_influence.paths import write_whole
+from forward_influence.token_sets import RANDOM
 
-SCORES = "scores.jsonl"
+SCORES, SETS = "scores.jsonl", "sets.jsonl"
 
 #: Instead of infinity in a ranking: JSON has none.
 LARGEST = 1e300
@@ -30,7 +32,41 @@ def read_scores(folder: Path, spec_hash: str) -> list[dict]:
     UserError
         If a line is broken or belongs to another run.
     """
-    path = folder / SCORES
+    return _read_lines(folder / SCORES, spec_hash, "signal", "scores")
+
+
+def read_sets(folder: Path, spec_hash: str) -> list[dict]:
+    """Lines of ``sets.jsonl``: which positions were removed together, and who chose them.
+
+    ``document`` is empty for sets that were dealt at random, which are the same in all texts. Of several sets of one
+    size that one signal ranked highest in a text the last counts: the others were its choice among fewer positions,
+    or by other code.
+
+    Raises
+    ------
+    UserError
+        If a line is broken or belongs to another run.
+    """
+    newest = {}
+    for line in _read_lines(folder / SETS, spec_hash, "chosen_by", "positions"):
+        places = tuple(line["positions"])
+        about = places if line["chosen_by"] == RANDOM else len(places)
+        newest[line["document"], line["document_sha"], line["chosen_by"], about] = line
+    return list(newest.values())
+
+
+def append_sets(plan, chosen: Iterable[tuple]) -> None:
+    """Note sets that are not yet noted: document (None where it is any), who chose, and positions."""
+    known = [(line["document"], line["document_sha"], line["chosen_by"], line["positions"])
+             for line in read_sets(plan.out, plan.spec.hash())]  # fmt: skip
+    lines = [("" if one is None else one.id, "" if one is None else one.sha, who, list(places))
+             for one, who, places in chosen]  # fmt: skip
+    names = ("document", "document_sha", "chosen_by", "positions")
+    new = [{"hash": plan.spec.hash()} | dict(zip(names, line)) for line in lines if line not in known]
+    _append_lines(plan.out / SETS, new)
+
+
+def _read_lines(path: Path, spec_hash: str, name: str, values: str) -> list[dict]:
     if not path.exists():
         return []
     out = []
@@ -41,8 +77,8 @@ def read_scores(folder: Path, spec_hash: str) -> list[dict]:
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was torn
         try:
             entry = json.loads(line)
-            fits = entry["hash"] == spec_hash and isinstance(entry["scores"], list)
-            fits = fits and all(type(entry[name]) is str for name in ("document", "document_sha", "signal"))
+            fits = entry["hash"] == spec_hash and isinstance(entry[values], list)
+            fits = fits and all(type(entry[key]) is str for key in ("document", "document_sha", name))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{str(path)!r} is corrupt in line {number} ({error}); delete the file.") from error
         if not fits:
@@ -76,20 +112,23 @@ def scored(plan, codes: dict[str, str]) -> set[tuple[str, str]]:
 
 def append_scores(plan, document, scores: dict[str, list[float]], codes: dict[str, str]) -> None:
     """Write the scores of a document, together and durably; values that are no numbers become null."""
-    path = plan.out / SCORES
     lines = [
-        json.dumps({
+        {
             "hash": plan.spec.hash(), "document": document.id, "document_sha": document.sha, "signal": name,
             "code": codes.get(name),
             "scores": [float(f"{value:.7g}") if math.isfinite(value) else None for value in values],
-        })
+        }
         for name, values in scores.items()
     ]  # fmt: skip
+    _append_lines(plan.out / SCORES, lines)
+
+
+def _append_lines(path: Path, lines: list[dict]) -> None:
     try:
         sound = _sound_length(path)
         with open(path, "ab") as file:
             file.truncate(sound)
-            file.write("".join(f"{line}\n" for line in lines).encode())
+            file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -22,6 +22,7 @@ from forward_influence.selectors import describe_error, make_selectors
 from forward_influence.study import Outcome, outcome, tell
 from forward_influence.token_files import (
     append_scores,
+    append_sets,
     in_order,
     ranking_file,
     rankings_of,
@@ -29,7 +30,7 @@ from forward_influence.token_files import (
     scored,
     write_rankings,
 )
-from forward_influence.token_sets import highest, random_sets, sample_positions
+from forward_influence.token_sets import MEASURED, RANDOM, highest, random_sets, sample_positions
 from infokv.calls import evaluation
 from infokv.identity import identity_of, sizes_of
 from infokv.prefill import prefill
@@ -96,7 +97,8 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
         if not hasattr(one, "shared_scores"):
             raise UserError(f"{name} chooses positions and has no scores; leave it out of the signals.")
     places = sample_positions(range(sinks, prefix - recent), sample, seed)
-    sets = [[place] for place in places] + [part for size in group for part in random_sets(places, size, seed)]
+    dealt = [part for size in group for part in random_sets(places, size, seed)]
+    sets = [[place] for place in places] + dealt
     plan = make_plan(
         selector=list(map(positions_text, sets)), prefix=prefix, horizon=horizon,
         sinks=sinks, recent=recent, seed=seed, limit=limit, skip=skip, out=out, notify=progress.say, **options,
@@ -108,14 +110,15 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
         progress.say(sentence)
     model = options.get("model", "smollm2-135m")
     return run_tokens(
-        plan, signals, group, greedy, model, batch=batch, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug
+        plan, signals, dealt, greedy, model, batch=batch, fresh=fresh, dry_run=dry_run, quiet=quiet, debug=debug
     )
 
 
 def run_tokens(
-    plan, signals: dict, sizes: tuple[int, ...], greedy: int, model, *, batch, fresh, dry_run, quiet, debug
+    plan, signals: dict, dealt: list[list[int]], greedy: int, model, *, batch, fresh, dry_run, quiet, debug
 ) -> Outcome:
     """Measure the sets of a plan, score their positions, and write what the selector ``influence`` reads."""
+    sizes = dict.fromkeys(map(len, dealt))
     if dry_run:
         told = tell(plan, fresh)
         if sizes:
@@ -125,8 +128,10 @@ def run_tokens(
         return told
     with opened(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
         _score(plan, signals, study, Progress(quiet=quiet).say)
+        append_sets(plan, [(None, RANDOM, sorted(places)) for places in dealt])
         study.fill(plan)
-        _measure_highest(plan, signals, sizes, study)
+        parts = _highest(plan, signals, sizes, list(study.folder.rows()))
+        study.fill(plan, *parts)
         rows = list(study.folder.rows())
         model = study.model_or_request
         identity = noted_identity(plan.out) or identity_of(study.load().model).to_dict()
@@ -143,23 +148,31 @@ def run_tokens(
         )  # fmt: skip
         rankings["greedy"] = {name: in_order(orders[name], found) for name, found in rankings["all"].items()}
     write_rankings(plan, rankings, identity)
-    return outcome(plan, rows)
+    return outcome(plan, rows, *parts)
 
 
-def _measure_highest(plan, signals: dict, sizes: tuple[int, ...], study) -> None:
-    """Remove the sets that the measured influence and each signal rank highest among the measured positions."""
-    alone = rankings_of(plan, list(study.folder.rows()))["all"]
+def _highest(plan, signals: dict, sizes: Iterable[int], rows: list[dict]) -> list:
+    """Plans for the sets that the measured influence and each signal rank highest among the measured positions."""
+    alone = rankings_of(plan, rows)["all"]
     newest = {(one["document"], one["signal"]): one for one in read_scores(plan.out, plan.spec.hash())}
+    chosen = []
     for document in plan.documents:
         costs = alone.get(document.id, {})
-        rankings = [costs] + [
-            {place: one["scores"][place] for place in costs if one["scores"][place] is not None}
-            for one in newest.values()  # an edited signal has older lines, too
-            if one["signal"] in signals and (one["document"], one["document_sha"]) == (document.id, document.sha)
-        ]
-        sets = [found for size in sizes for ranking in rankings if (found := highest(ranking, size))]
-        selectors = make_selectors(map(positions_text, dict.fromkeys(sets))) if sets else {}
-        study.fill(replace(plan, documents=[document], short=[], selectors=selectors))
+        rankings = {MEASURED: costs}
+        for name in signals:
+            entry = newest.get((document.id, name))
+            if entry is not None and entry["document_sha"] == document.sha:  # a signal may have failed
+                rankings[name] = {place: score for place in costs if (score := entry["scores"][place]) is not None}
+        for size in sizes:
+            for name, ranking in rankings.items():
+                if places := highest(ranking, size):
+                    chosen.append((document, name, places))
+    append_sets(plan, chosen)
+    return [
+        replace(plan, documents=[document], short=[], selectors=make_selectors(map(positions_text, sets)))
+        for document in plan.documents
+        if (sets := [places for one, _, places in chosen if one is document])
+    ]
 
 
 def noted_identity(folder: Path) -> dict | None:

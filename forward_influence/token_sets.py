@@ -8,6 +8,9 @@ from itertools import pairwise
 
 from forward_influence.errors import UserError
 
+#: Who chose a set of positions: chance; or the measured influence itself. Other names are those of signals.
+RANDOM, MEASURED = "random sets", "measured influence"
+
 
 def sample_positions(candidates: range, sample: int | None, seed: int) -> list[int]:
     """One position from each of ``sample`` equal parts of the candidates, ascending; None: all of them.

@@ -158,6 +158,21 @@ def test_show_gives_the_rates_of_each_budget_the_least_first(measured, cli):
         assert numbers[3:-3] == pytest.approx([sign * pair.kl, *bounds], rel=0.01)
 
 
+def test_show_compares_with_one_that_has_all_documents_and_has_no_minus_zero(tiny, cli):
+    common = ("--keep", "0.5", "--quiet")
+    both = ("--method", "fastkv:window=8", "--method", "snapkv:window=8")  # one set: fastkv changes later layers alone
+    assert cli(*asking(tiny, *both, *common, out="alike"))[0] == 0
+    assert cli(*asking(tiny, "--method", "full", "--limit", "1", *common, out="alike"))[0] == 0  # loses nothing
+    _, out, _ = cli("show", "alike")
+    lines = out.split("At budget 0.5")[1].split("\n\n")[0].splitlines()[2:]
+    lines = {line.split()[-1]: line for line in lines}
+    assert list(lines) == ["full", "fastkv:window=8", "snapkv:window=8"]
+    interval = r"[-\d.e]+ \[[-\d.e]+, [-\d.e]+\]"
+    assert re.match(rf" *{interval} +0 ", lines["fastkv:window=8"])  # it is what the others are compared with
+    assert re.match(rf" *{interval} +0 \[0, 0\] ", lines["snapkv:window=8"])
+    assert re.match(r" *[-\d.e]+ +-\d", lines["full"])  # in the one document of both
+
+
 def test_plot_draws_rates_or_the_horizon(tiny, measured, cli, tmp_path):
     code, out, _ = cli("plot", measured, "--format", "svg")
     assert code == 0

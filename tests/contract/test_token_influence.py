@@ -9,15 +9,16 @@ import pytest
 import torch
 from tiny_runs import read_rows, save_model, token_ids, words, write_documents
 
-from forward_influence import fidelity, influence, measure
+from forward_influence import fidelity, influence, measure, open_runs
+from forward_influence.analysis.additivity import set_table
 from forward_influence.errors import UserError
 from forward_influence.greedy import greedy_order
 from forward_influence.influence_selector import Influence
 from forward_influence.models import load_model
 from forward_influence.selectors import make_selector
-from forward_influence.token_files import SCORES, read_scores
+from forward_influence.token_files import SCORES, SETS, read_scores
 from forward_influence.token_influence import token_influence
-from forward_influence.token_sets import random_sets, sample_positions
+from forward_influence.token_sets import MEASURED, RANDOM, highest, random_sets, sample_positions
 from infokv.errors import Refused
 from infokv.prefill import prefill
 from infokv.scorer import Scorer
@@ -102,6 +103,43 @@ def test_the_sets_are_random_ones_and_those_that_are_ranked_highest(run):
         assert {tuple(row["removed"]) for row in own if row["n_removed"] > 1} == dealt | best
 
 
+def test_it_is_noted_who_chose_a_set_and_counted_after_a_larger_sample(tiny, tmp_path):
+    given = dict(group=(4,), signal=("knorm",), limit=1, out=tmp_path) | tiny
+    dealt = []
+    for sample in (12, 24):
+        token_influence(sample=sample, **given)
+        dealt += random_sets(sample_positions(range(2, 52), sample, 0), 4, 0)
+        table = set_table(open_runs(tmp_path))
+        table = table[table.band == "all"]
+        assert set(table[table.chosen_by == RANDOM].positions) == {tuple(sorted(one)) for one in dealt}
+        for who in (MEASURED, "knorm"):
+            (places,) = table[table.chosen_by == who].positions
+            singles = {row["removed"][0]: row for row in read_rows(tmp_path) if row["n_removed"] == 1}
+            (entry,) = read_scores(tmp_path, json.loads((tmp_path / "run.json").read_text())["hash"])
+            worth = {p: sum(row["kl"]) if who == MEASURED else entry["scores"][p] for p, row in singles.items()}
+            assert places == tuple(sorted(sorted(worth, key=worth.get)[-4:]))
+    lines = (tmp_path / SETS).read_text()
+    token_influence(sample=24, **given)  # all is there
+    assert (tmp_path / SETS).read_text() == lines
+
+
+def test_sets_that_fail_count_like_other_rows(tiny, tmp_path, monkeypatch):
+    from forward_influence import open_study
+
+    plain = open_study.measure_document
+
+    def broken(model, document, selectors, *args, **more):
+        if all("+" in name for name in selectors):  # those that are ranked highest come alone
+            raise ArithmeticError("no luck")
+        return plain(model, document, selectors, *args, **more)
+
+    monkeypatch.setattr(open_study, "measure_document", broken)
+    outcome = token_influence(sample=12, group=(4,), signal=("knorm",), limit=2, out=tmp_path, **tiny)
+    assert (outcome.ok, outcome.failed_rows) == (2, 4)
+    planned = json.loads((tmp_path / "run.json").read_text())["provenance"]["planned_rows"]
+    assert planned == len(read_rows(tmp_path)) == 2 * (12 + 3 + 2)
+
+
 def test_rankings_hold_the_mean_influence_of_each_band(run):
     rows = [row for row in read_rows(run) if row["n_removed"] == 1]
     for band, (start, stop) in {"all": (0, 196), "near": (0, 128), "far": (128, 196)}.items():
@@ -178,6 +216,13 @@ def test_a_sample_has_one_position_in_each_part_of_the_prefix():
         assert [len(one) for one in random_sets(places, 50, seed)] == [50, 50]
     assert sample_positions(range(4, 9), None, 0) == [4, 5, 6, 7, 8]
     assert sample_positions(range(4, 1984), 128, 0) != sample_positions(range(4, 1984), 128, 1)
+
+
+def test_the_highest_of_equals_are_the_first_ones_and_all_of_them_are_no_choice():
+    assert highest({7: 1.0, 3: 2.0, 5: 2.0, 1: 2.0}, 2) == (1, 3)
+    assert highest({7: float("inf"), 3: 2.0, 5: 0.0}, 2) == (3, 7)
+    for scores in ({}, {1: 1.0, 2: 2.0}, {1: 1.0}, {1: 3.0, 2: 3.0, 3: 3.0}):
+        assert highest(scores, 2) is None
 
 
 @pytest.mark.parametrize(("change", "sentence"), [

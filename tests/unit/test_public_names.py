@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from pkgutil import iter_modules
 
 import pytest
 
 import forward_influence
 import infokv
+from forward_influence import analysis
 
 NAMES = {
     forward_influence: (
@@ -52,3 +54,8 @@ def test_keywords_of_measure_are_the_flags():
 
     flags = set(inspect.signature(command).parameters)
     assert flags == set(inspect.signature(forward_influence.measure).parameters)
+
+
+def test_no_name_of_the_package_is_that_of_a_module():
+    """The import of a module would put it in the place of what has its name."""
+    assert not set(analysis.__all__) & {one.name for one in iter_modules(analysis.__path__)}
