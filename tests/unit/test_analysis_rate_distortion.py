@@ -1,4 +1,4 @@
-"""Rates against plain loops over the rows, and the figure that is drawn from them."""
+"""Rates and their differences against plain loops over the rows."""
 
 import itertools
 import math
@@ -7,32 +7,16 @@ import warnings
 import numpy as np
 import pandas
 import pytest
+from rate_rows import CHUNK, FIXED, HORIZON, METHODS, SELECTORS, SPEC, inf, write_rate_run
 
 from forward_influence.analysis import (
-    open_runs,
-    plot_ranking,
-    plot_rates,
-    ranking_figure,
     rate_differences,
     rate_figure,
     rate_table,
 )
 from forward_influence.analysis.rate_distortion import split_selector
 from forward_influence.errors import UserError
-from forward_influence.rows import ROW_FIELDS, RunSpec, row_key
-from forward_influence.runs import RunFolder
-
-CHUNK, HORIZON = 32, 200
-FIXED = {"model": "tiny@1", "dtype": "float32", "tokenizer": "t", "data": "local", "prefix": 100}
-SPEC = RunSpec(**FIXED, horizon=HORIZON, chunk=CHUNK, fraction="1", sinks=0, recent=0, mode="keep")
-inf = math.inf
-
-METHODS = {"snapkv": 0.02, "infokv:alpha=0.8": 0.01, "random": 0.2}
-SELECTORS = {
-    **{f"{name}@{keep}": (level / keep, keep) for name, level in METHODS.items() for keep in (0.4, 0.2)},
-    "snapkv@0.4,pyramid": (0.04, 0.41),
-    "snapkv@10 tokens": (0.3, 0.1),
-}
+from forward_influence.rows import RunSpec
 
 
 @pytest.fixture(autouse=True)
@@ -42,43 +26,10 @@ def _warnings_are_errors():
         yield
 
 
-def make_row(document: str, selector: str, kept: float, kl: list[float], seed: int, spec: RunSpec) -> dict:
-    """A row with a random delta NLL and top-1 share in each chunk; the token after the last offset is not known."""
-    rng = np.random.default_rng(seed)
-    chunks = [kl[start : start + spec.chunk] for start in range(0, len(kl), spec.chunk)]
-    counts = [len(c) for c in chunks]
-    row = dict.fromkeys(ROW_FIELDS) | {"key": row_key(spec.hash(), document, selector), "mode": spec.mode}
-    row |= {"document": document, "document_sha": f"sha-{document}", "selector": selector, "status": "ok"}
-    row |= {"n_tokens": 300, "n_removed": 60, "removed_fraction": 1 - kept, "kept_fraction": kept}
-    row |= {"kept_counts": [round(100 * kept)] * 2, "chunk_start": list(range(0, len(kl), spec.chunk))}
-    row |= {"chunk_count": counts, "kl": kl, "kl_mean": [sum(c) / len(c) for c in chunks]}
-    row |= {"delta_nll": rng.normal(0.1, 1, len(chunks)).tolist(), "nll_count": [*counts[:-1], counts[-1] - 1]}
-    if spec.mode == "remove":
-        row |= {"removed": [5], "n_removed": 1, "kept_counts": None}
-    return row | {"top1_changed": rng.uniform(0, 1, len(chunks)).tolist(), "seconds": 0.5}
-
-
 @pytest.fixture
 def measured(tmp_path):
     """Function that measures methods in documents of given lengths."""
-
-    def build(selectors=SELECTORS, lengths=(200, 200, 200, 200, 150), missing=(), change=None, spec=SPEC):
-        seeds = itertools.count()
-        rows = []
-        for number, length in enumerate(lengths):
-            scale = np.random.default_rng(number).lognormal(0, 1)
-            for selector, (level, kept) in selectors.items():
-                seed = next(seeds)
-                kl = (scale * level * np.random.default_rng(seed).lognormal(0, 1, length)).tolist()
-                if (f"d{number}", selector) not in missing:
-                    rows.append(make_row(f"d{number}", selector, kept, kl, seed, spec))
-        if change is not None:
-            change(rows)
-        with RunFolder.open(tmp_path / "run", spec, {}) as folder:
-            folder.append(rows)
-        return open_runs(tmp_path / "run")
-
-    return build
+    return lambda *args, **more: write_rate_run(tmp_path / "run", *args, **more)
 
 
 def naive(row: dict, band: str) -> dict[str, float] | None:
@@ -233,93 +184,6 @@ def test_an_equal_budget_needs_two_methods(measured):
     assert {"a", "b", "asked", "kl", "kl_low", "delta_nll_high"} <= set(table.columns)
 
 
-def legend(figure) -> list[str]:
-    (box,) = figure.legends
-    return [text.get_text().replace("\n", " ") for text in box.get_texts()]
-
-
-def test_the_figure_shows_the_table_near_and_far(measured):
-    runs = measured()
-    table = rate_table(runs)
-    figure = rate_figure(runs)
-    names = ["snapkv", "infokv:alpha=0.8", "random", "snapkv (pyramid)"]
-    assert legend(figure) == names
-    near, far = figure.axes
-    assert "0 to 127" in near.get_title(loc="left") and "128 to 199" in far.get_title(loc="left")
-    for axes, band in ((near, "near"), (far, "far")):
-        assert axes.get_yscale() == "log"
-        lines = list(axes.lines)
-        for name, line in zip(names, lines, strict=True):
-            expected = table[(table.method == name) & (table.band == band)].sort_values("budget")
-            np.testing.assert_allclose(line.get_xdata(), expected.budget)
-            np.testing.assert_allclose(line.get_ydata(), expected.kl)
-        looks = {(str(line.get_color()), line.get_marker(), str(line._dash_pattern)) for line in lines}
-        assert len(looks) == len({line.get_marker() for line in lines}) == 4
-    caption = figure.get_supxlabel().replace("\n", " ")
-    for part in ("tiny@1", "float32", "n = 4 to 5 documents", "95% bootstrap"):
-        assert part in caption
-    assert "nats" in near.get_ylabel()
-
-
-def zero(rows):
-    for row in rows:
-        row |= {"kl": [0.0] * len(row["kl"]), "kl_mean": [0.0] * len(row["kl_mean"])}
-
-
-def infinite(rows):
-    rows[0]["kl"][0] = rows[0]["kl_mean"][0] = inf
-
-
-@pytest.mark.parametrize(
-    ("options", "panels", "words"),
-    [
-        ({"lengths": (100, 100)}, 1, "n = 2 documents"),
-        ({"lengths": (200,)}, 2, "n = 1 document; no interval"),
-        ({"selectors": {"a@0.4": (1, 0.4)}}, 2, "n = 4 to 5"),
-        ({"selectors": {"full-cache@1": (1, 1.0)}, "change": zero}, 2, "n = 4 to 5"),
-        ({"change": infinite}, 2, "Gaps: infinite mean (snapkv)"),
-        ({"selectors": {f"method-with-a-long-name:parameter={i}@{k}": (i + 1, k) for i in range(9)
-                        for k in (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)}, "lengths": (200, 200)}, 2, "n = 2"),
-    ],
-)  # fmt: skip
-def test_every_run_can_be_drawn_and_no_text_overlaps(measured, options, panels, words):
-    figure = rate_figure(measured(**options))
-    assert len(figure.axes) == panels
-    assert words in figure.get_supxlabel().replace("\n", " ")
-    figure.canvas.draw()
-    boxes = [axes.get_tightbbox() for axes in figure.axes]
-    boxes += [figure.legends[0].get_window_extent(), figure._supxlabel.get_window_extent()]
-    for one, other in itertools.combinations(boxes, 2):
-        width = min(one.x1, other.x1) - max(one.x0, other.x0)
-        height = min(one.y1, other.y1) - max(one.y0, other.y0)
-        assert min(width, height) <= 1
-    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
-    for axes in figure.axes:
-        labels = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
-        assert labels
-        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(labels))
-
-
-def test_plot_writes_pictures_and_tables(measured, tmp_path):
-    runs = measured()
-    paths = plot_rates(runs)
-    assert [path.name for path in paths] == [
-        *("fidelity.png", "fidelity.pdf", "fidelity.svg"), *("fidelity.csv", "fidelity-differences.csv")
-    ]  # fmt: skip
-    assert all(path.parent == tmp_path / "run" for path in paths)
-    read = [pandas.read_csv(path, dtype={"asked": str}) for path in paths[3:]]
-    pandas.testing.assert_frame_equal(read[0], rate_table(runs))
-    pandas.testing.assert_frame_equal(read[1], rate_differences(runs))
-    again = plot_rates(runs, tmp_path / "again")
-    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
-    few = plot_rates(runs, tmp_path / "few.svg", selectors=["random", "snapkv"], formats=["svg"])
-    assert [path.name for path in few] == ["few.svg", "few.csv", "few-differences.csv"]
-    assert set(pandas.read_csv(few[1]).method) == {"random", "snapkv"}
-    assert legend(rate_figure(runs, ["random", "snapkv"])) == ["random", "snapkv"]
-    with pytest.raises(UserError, match=r"'tova' was not measured.*snapkv, infokv"):
-        rate_figure(runs, ["tova"])
-
-
 def test_it_is_said_where_a_method_beats_the_measured_influence():
     from forward_influence.cli.rates import reference_beaten
 
@@ -338,74 +202,3 @@ def test_it_is_said_where_a_method_beats_the_measured_influence():
         "At 0.4, offsets 0-128, snapkv", "At 0.2, offsets 0-128, infokv",
     ]  # fmt: skip
     assert all("not a bound" in sentence for sentence in found)
-
-
-def words(figure) -> str:
-    return figure.get_supxlabel().replace("\n", " ")
-
-
-def test_the_ranking_has_the_points_of_the_table_the_least_first(measured):
-    runs = measured()
-    table = rate_table(runs)
-    figure = ranking_figure(runs)
-    budgets = list(dict.fromkeys(table.asked))
-    assert [axes.get_xlabel() for axes in figure.axes] == [f"mean KL (nats), budget {asked}" for asked in budgets]
-    names = [label.get_text().replace("\n", "") for label in figure.axes[0].get_yticklabels()]
-    whole = table[table.band == "all"]
-    usual = {asked: np.log(part.kl).mean() for asked, part in whole.groupby("asked")}
-    typical = {
-        name: np.mean([np.log(line.kl) - usual[line.asked] for line in part.itertuples()])
-        for name, part in whole.groupby("method")
-    }
-    assert names == sorted(typical, key=typical.get)
-    for axes, asked in zip(figure.axes, budgets):
-        assert axes.get_xscale() == "log"
-        for line, bars, band in zip(axes.lines, axes.collections, ("near", "far")):
-            found = table[(table.asked == asked) & (table.band == band)].set_index("method").reindex(names)
-            np.testing.assert_allclose(line.get_xdata(), found.kl)
-            ends = np.array([segment[:, 0] for segment in bars.get_segments() if len(segment)])
-            np.testing.assert_allclose(ends, found[["kl_low", "kl_high"]].dropna())
-    assert "n = 4 to 5 documents" in words(figure) and "not to be trusted from fewer than 10" in words(figure)
-
-
-def test_the_ranking_draws_whom_one_asks_for_and_names_gaps(measured, tmp_path):
-    def change(rows):
-        for row in rows:
-            if row["selector"].startswith("random@"):
-                row["kl"] = [inf] * len(row["kl"])
-                row["kl_mean"] = [inf] * len(row["kl_mean"])
-
-    runs = measured(change=change)
-    figure = ranking_figure(runs, ["random", "snapkv"])
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["snapkv", "random"]
-    assert "No point: zero or infinite mean (random)." in words(figure)
-    paths = plot_ranking(runs, tmp_path / "x.svg", selectors=["random", "snapkv"], formats=["svg"])
-    assert [path.name for path in paths] == ["x.svg", "x.csv", "x-differences.csv"]
-    assert set(pandas.read_csv(paths[1]).method) == {"random", "snapkv"}
-    with pytest.raises(UserError, match="'tova' was not measured"):
-        ranking_figure(runs, ["tova"])
-
-
-LONG = "mixture:terms=attention*0.8+observed-attention*0.1+entropy*0.1,temperature=2.0,window=32,kernel=5,sinks={}"
-
-
-@pytest.mark.parametrize("draw", [rate_figure, ranking_figure])
-@pytest.mark.parametrize("count", [2, 24])
-def test_names_of_many_methods_have_room(measured, draw, count):
-    names = [LONG.format(number) if number % 4 == 0 else f"method-{number}" for number in range(count)]
-    figure = draw(measured({f"{name}@{keep}": (0.1, keep) for name in names for keep in (0.4, 0.2)}))
-    figure.canvas.draw()
-    texts = [text for legend in figure.legends for text in legend.get_texts()] or figure.axes[0].get_yticklabels()
-    assert sorted(text.get_text().replace("\n", "") for text in texts) == sorted(names)
-    assert all(line.endswith((",", "+", ":")) for text in texts for line in text.get_text().split("\n")[:-1])
-    boxes = [text.get_window_extent() for text in texts]
-    boxes += [figure._suptitle.get_window_extent(), figure._supxlabel.get_window_extent()]
-    for index, one in enumerate(boxes):
-        assert one.x0 >= 0 and one.y0 >= 0 and one.x1 <= figure.bbox.x1 and one.y1 <= figure.bbox.y1
-        for other in boxes[index + 1 :]:
-            width = min(one.x1, other.x1) - max(one.x0, other.x0)
-            assert min(width, min(one.y1, other.y1) - max(one.y0, other.y0)) <= 1
-    shaded = any(one.get_paths() for axes in figure.axes for one in axes.collections)
-    assert shaded == (count == 2 or draw is ranking_figure)
-    if not shaded:
-        assert "intervals: in the table." in words(figure)
