@@ -1,33 +1,17 @@
 """Whether influence adds up, against plain loops and hand-made numbers."""
 
 import math
-import warnings
 from itertools import combinations
 
 import numpy as np
 import pytest
-from token_rows import BANDS, PLACES, SETS, inf, interval, mean_in, random_run, spearman, write_token_run
+from token_rows import BANDS, PLACES, SETS, inf, interval, mean_in, random_run, spearman
 
 from forward_influence.analysis import additivity_table, open_runs
 from forward_influence.analysis.additivity import OTHER, set_table
 from forward_influence.token_sets import MEASURED, RANDOM
 
-
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-@pytest.fixture
-def measured(tmp_path):
-    """Function that writes a run: costs by document and set of positions, scores by signal and document."""
-
-    def build(costs: dict, scores: dict, name: str = "run", **more):
-        return write_token_run(tmp_path / name, costs, scores, **more)
-
-    return build
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 def ranked_first(values: dict[int, float], size: int) -> tuple[int, ...]:
@@ -50,9 +34,9 @@ def with_all_choices(documents: int = 5):
     return costs, scores, chosen
 
 
-def test_additivity_equals_plain_loops(measured):
+def test_additivity_equals_plain_loops(token_run):
     costs, scores, chosen = with_all_choices()
-    table = additivity_table(measured(costs, scores, chosen=chosen), seed=7)
+    table = additivity_table(token_run(costs, scores, chosen=chosen), seed=7)
     expected = [(size, name, band) for size in (2, 3) for name in (RANDOM, MEASURED, "one", "two") for band in BANDS]
     assert sorted(zip(table["size"], table.chosen_by, table.band)) == sorted(expected)
     for _, part in table.groupby("size"):
@@ -87,13 +71,13 @@ def test_additivity_equals_plain_loops(measured):
         assert line.spearman == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
-def test_additivity_by_hand(measured):
+def test_additivity_by_hand(token_run):
     """Document a: sets of 0.2 and 0.4 where the sums are 0.3 and 0.7; b: one of 0.9 where it is 0.3."""
     level = {"a": {(4,): 0.1, (7,): 0.2, (11,): 0.3, (16,): 0.4, (4, 7): 0.2, (11, 16): 0.4, (4, 22): 5.0}}
     level["b"] = {(4,): 0.1, (7,): 0.2, (4, 7): 0.9, (11, 16): 5.0}
     costs = {d: {p: [one] * 128 for p, one in found.items()} for d, found in level.items()}
     chosen = [("", RANDOM, (4, 7)), ("", RANDOM, (11, 16)), ("a", "last", (11, 16)), ("b", "last", (4, 7))]
-    runs = measured(costs, {}, chosen=chosen)
+    runs = token_run(costs, {}, chosen=chosen)
     others, last = additivity_table(runs).itertuples()
     assert (others.chosen_by, others.size, others.band) == (RANDOM, 2, "all")
     assert (others.n_sets, others.n_documents) == (3, 2)  # (4, 22) and b's (11, 16) have members that nobody measured
@@ -104,24 +88,24 @@ def test_additivity_by_hand(measured):
     assert (last.set_kl, last.sum_kl) == pytest.approx((0.65, 0.5))  # of 0.4 and 0.9, of 0.7 and 0.3
 
 
-def test_random_sets_come_first_even_beside_infinities(measured):
+def test_random_sets_come_first_even_beside_infinities(token_run):
     costs = {d: {(p,): [1.0] * 128 for p in (4, 7, 11)} | {(4, 7): [1.0] * 128, (7, 11): [inf] * 128} for d in "ab"}
     chosen = [("", RANDOM, (4, 7)), ("a", "attention", (7, 11)), ("b", "attention", (7, 11))]
-    assert list(additivity_table(measured(costs, {}, chosen=chosen)).chosen_by) == [RANDOM, "attention"]
+    assert list(additivity_table(token_run(costs, {}, chosen=chosen)).chosen_by) == [RANDOM, "attention"]
 
 
-def test_what_nobody_chose_and_what_was_chosen_before_is_not_called_random(measured):
+def test_what_nobody_chose_and_what_was_chosen_before_is_not_called_random(token_run):
     """After a larger sample, or an edit of a signal, its earlier choice lies there still."""
     costs = {"a": {(p,): [1.0] * 128 for p in (4, 7, 11)} | {(4, 7): [2.0] * 128, (7, 11): [3.0] * 128}}
     chosen = [("a", "attention", (4, 7)), ("a", "attention", (7, 11))]
-    table = set_table(measured(costs, {}, chosen=chosen)).set_index("chosen_by").positions
+    table = set_table(token_run(costs, {}, chosen=chosen)).set_index("chosen_by").positions
     assert table.to_dict() == {OTHER: (4, 7), "attention": (7, 11)}
-    assert set(set_table(measured(costs, {}, "unsaid", chosen=[])).chosen_by) == {OTHER}
+    assert set(set_table(token_run(costs, {}, "unsaid", chosen=[])).chosen_by) == {OTHER}
 
 
-def test_choices_in_another_text_do_not_count(measured, tmp_path):
+def test_choices_in_another_text_do_not_count(token_run, tmp_path):
     costs = {"a": {(4,): [1.0] * 128, (7,): [1.0] * 128, (4, 7): [2.0] * 128}}
-    measured(costs, {}, chosen=[("a", "attention", (4, 7))])
+    token_run(costs, {}, chosen=[("a", "attention", (4, 7))])
     path = tmp_path / "run" / "sets.jsonl"
     path.write_text(path.read_text().replace("sha-a", "sha-x"))
     assert list(set_table(open_runs(tmp_path / "run")).chosen_by) == [OTHER]
@@ -136,9 +120,9 @@ def test_choices_in_another_text_do_not_count(measured, tmp_path):
         ({(4,): 0.0, (7,): 0.0, (4, 7): 0.0}, math.nan),
     ],
 )
-def test_additivity_of_infinities_and_of_nothing(measured, level, ratio):
+def test_additivity_of_infinities_and_of_nothing(token_run, level, ratio):
     kl = {p: [one] * 128 for p, one in level.items()}
     other = {p: [one] * 128 for p, one in {(4,): 1.0, (7,): 1.0, (4, 7): 1.0}.items()}  # no choice: that is all
     costs = {"a": kl, "b": kl if math.isnan(ratio) else other}
-    (line,) = additivity_table(measured(costs, {})).itertuples()
+    (line,) = additivity_table(token_run(costs, {})).itertuples()
     assert (line.ratio, line.low, line.high) == pytest.approx((ratio,) * 3, nan_ok=True)

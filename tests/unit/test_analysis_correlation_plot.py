@@ -1,42 +1,25 @@
 """The figure of correlations and additivity, and the commands that show them."""
 
-import warnings
-
 import numpy as np
 import pandas
 import pytest
-from token_rows import HORIZON, PLACES, SETS, by_place, inf, random_run, words, write_token_run
+from token_rows import HORIZON, PLACES, SETS, by_place, inf, random_run, words
 
 from forward_influence.analysis import additivity_table, correlation_figure, correlation_table, plot_correlations
 from forward_influence.analysis.additivity import set_table
 from forward_influence.errors import UserError
 from forward_influence.token_sets import MEASURED, RANDOM
 
-
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-@pytest.fixture
-def measured(tmp_path):
-    """Function that writes a run: costs by document and set of positions, scores by signal and document."""
-
-    def build(costs: dict, scores: dict, name: str = "run", **more):
-        return write_token_run(tmp_path / name, costs, scores, **more)
-
-    return build
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 LONG = ("mixture:terms=value-norm*1", "mixture:terms=attention*0.5+entropy*0.25+self-information*0.25,alignment=next")
 
 
-def test_the_points_are_those_of_the_tables(measured):
+def test_the_points_are_those_of_the_tables(token_run):
     costs, scores = random_run()
     top = [(document, MEASURED, SETS[0]) for document in costs] + [(document, "one", SETS[-1]) for document in costs]
-    runs = measured(costs, scores, chosen=[("", RANDOM, places) for places in SETS[1:-1]] + top)
+    runs = token_run(costs, scores, chosen=[("", RANDOM, places) for places in SETS[1:-1]] + top)
     left, right = correlation_figure(runs).axes
     table = correlation_table(runs)
     assert [label.get_text() for label in left.get_yticklabels()] == ["one", "two"]
@@ -61,51 +44,51 @@ def test_the_points_are_those_of_the_tables(measured):
     assert len(looks) == 7  # near, far, two sizes, two kinds of choice, and what is grey
 
 
-def test_the_caption_says_what_it_rests_on(measured):
-    caption = words(correlation_figure(measured(*random_run())))
+def test_the_caption_says_what_it_rests_on(token_run):
+    caption = words(correlation_figure(token_run(*random_run())))
     for part in (
         *("tiny@1, float32; n = 4 to 5 documents, 6 tokens", "95% bootstrap interval"),
         *("not to be trusted from fewer than 10 documents", "Left: ", "Right: "),
     ):
         assert part in caption
-    assert "not to be trusted" not in words(correlation_figure(measured(*random_run(12), name="more")))
+    assert "not to be trusted" not in words(correlation_figure(token_run(*random_run(12), name="more")))
 
 
-def test_without_sets_there_is_one_panel(measured):
+def test_without_sets_there_is_one_panel(token_run):
     costs, scores = random_run(2)
     alone = {name: {p: kl for p, kl in found.items() if len(p) == 1} for name, found in costs.items()}
-    figure = correlation_figure(measured(alone, scores))
+    figure = correlation_figure(token_run(alone, scores))
     assert len(figure.axes) == 1
     assert not {"Left", "Right"} & set(words(figure).replace(":", "").split())
 
 
-def test_what_cannot_be_drawn_is_named(measured):
+def test_what_cannot_be_drawn_is_named(token_run):
     costs, scores = random_run(2)
     costs["d0"][4, 7] = [inf] * HORIZON
     costs["d0"][11, 16] = [0.0] * HORIZON
     scores["flat"] = {name: by_place(dict.fromkeys(PLACES, 1.0)) for name in costs}
-    figure = correlation_figure(measured(costs, scores))
+    figure = correlation_figure(token_run(costs, scores))
     assert "No point: nothing to rank by (flat)." in words(figure)
     assert "Not drawn: 2 sets of zero or infinite KL." in words(figure)
-    figure = correlation_figure(measured(costs, {"flat": scores["flat"]}, "flat"))
+    figure = correlation_figure(token_run(costs, {"flat": scores["flat"]}, "flat"))
     assert "n = 0 documents" in words(figure)
 
 
 @pytest.mark.parametrize("ends", [(2e-3, 4e-3), (1e-3, 1e-3), (1e-9, 1.0), (9e-4, 2e-2)])
-def test_the_axes_of_sets_have_labels(measured, ends):
+def test_the_axes_of_sets_have_labels(token_run, ends):
     costs, scores = random_run(1)
     costs["d0"] = {p: [ends[0] if len(p) == 1 else ends[1]] * HORIZON for p in costs["d0"]}
-    figure = correlation_figure(measured(costs, scores))
+    figure = correlation_figure(token_run(costs, scores))
     figure.canvas.draw()
     for axis in (figure.axes[1].xaxis, figure.axes[1].yaxis):
         low, high = axis.get_view_interval()
         assert sum(low <= tick <= high for tick in axis.get_majorticklocs()) >= 2
 
 
-def test_no_text_overlaps_another(measured):
+def test_no_text_overlaps_another(token_run):
     costs, scores = random_run(8)
     names = [*LONG, *(f"signal-{number}" for number in range(15))]
-    figure = correlation_figure(measured(costs, {name: scores["two"] for name in names}))
+    figure = correlation_figure(token_run(costs, {name: scores["two"] for name in names}))
     figure.canvas.draw()
     left, right = figure.axes
     labels = left.get_yticklabels()
@@ -122,8 +105,8 @@ def test_no_text_overlaps_another(measured):
                 assert min(width, min(one.y1, other.y1) - max(one.y0, other.y0)) <= 1
 
 
-def test_plot_writes_pictures_and_tables(measured, tmp_path):
-    runs = measured(*random_run())
+def test_plot_writes_pictures_and_tables(token_run, tmp_path):
+    runs = token_run(*random_run())
     one, two = (plot_correlations(runs, tmp_path / name) for name in ("one", "two"))
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
     inside = plot_correlations(runs, formats=["png", "svg"])
@@ -135,8 +118,8 @@ def test_plot_writes_pictures_and_tables(measured, tmp_path):
         pandas.testing.assert_frame_equal(pandas.read_csv(path), table)
 
 
-def test_signals_can_be_chosen(measured, tmp_path):
-    runs = measured(*random_run())
+def test_signals_can_be_chosen(token_run, tmp_path):
+    runs = token_run(*random_run())
     figure = correlation_figure(runs, ["two", "one"])
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["two", "one"]
     _, table, _ = plot_correlations(runs, tmp_path / "x.svg", selectors=["two"], formats=["svg"])
@@ -145,11 +128,11 @@ def test_signals_can_be_chosen(measured, tmp_path):
         correlation_figure(runs, ["tova"])
 
 
-def test_plot_and_show_know_a_token_run(measured, tmp_path, capsys, monkeypatch):
+def test_plot_and_show_know_a_token_run(token_run, tmp_path, capsys, monkeypatch):
     from forward_influence.cli.plot import command as plot
     from forward_influence.cli.show import command as show
 
-    measured(*random_run())
+    token_run(*random_run())
     monkeypatch.chdir(tmp_path)
     plot([tmp_path / "run"], None, format=["svg"])
     assert [line.rsplit("/", 1)[1] for line in capsys.readouterr().out.splitlines()] == [

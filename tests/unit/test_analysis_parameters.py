@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import warnings
 
 import numpy as np
 import pandas
@@ -37,11 +36,7 @@ OUTSIDE = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 def make_row(spec: RunSpec, document: str, selector: str, kl: list[float]) -> dict:

@@ -2,12 +2,11 @@
 
 import itertools
 import math
-import warnings
 
 import numpy as np
 import pandas
 import pytest
-from rate_rows import CHUNK, FIXED, HORIZON, METHODS, SELECTORS, SPEC, inf, write_rate_run
+from rate_rows import CHUNK, FIXED, HORIZON, METHODS, SELECTORS, SPEC, inf
 
 from forward_influence.analysis import (
     rate_differences,
@@ -18,18 +17,7 @@ from forward_influence.analysis.rate_distortion import split_selector
 from forward_influence.errors import UserError
 from forward_influence.rows import RunSpec
 
-
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-@pytest.fixture
-def measured(tmp_path):
-    """Function that measures methods in documents of given lengths."""
-    return lambda *args, **more: write_rate_run(tmp_path / "run", *args, **more)
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 def naive(row: dict, band: str) -> dict[str, float] | None:
@@ -67,8 +55,8 @@ def test_a_name_is_split_at_the_last_at_sign(selector, parts):
     assert split_selector(selector) == parts
 
 
-def test_the_rates_equal_plain_loops(measured):
-    runs = measured(missing={("d1", "random@0.2")})
+def test_the_rates_equal_plain_loops(rate_run):
+    runs = rate_run(missing={("d1", "random@0.2")})
     table = rate_table(runs, seed=11)
     assert list(zip(table.method, table.asked, table.band)) == [
         (*split_selector(name), band) for name in SELECTORS for band in ("all", "near", "far")
@@ -91,8 +79,8 @@ def test_the_rates_equal_plain_loops(measured):
         assert (line.delta_nll_low, line.delta_nll_high) == pytest.approx((low, high), rel=1e-9)
 
 
-def test_the_differences_equal_plain_loops_over_pairs(measured):
-    runs = measured(missing={("d1", "random@0.2")})
+def test_the_differences_equal_plain_loops_over_pairs(rate_run):
+    runs = rate_run(missing={("d1", "random@0.2")})
     table = rate_differences(runs, seed=5)
     rows = {(row["selector"], row["document"]): row for row in runs.rows}
     pairs = {
@@ -117,7 +105,7 @@ def test_the_differences_equal_plain_loops_over_pairs(measured):
             assert bounds == pytest.approx(percentile(values, 5), rel=1e-9, abs=1e-12)
 
 
-def test_pairing_removes_what_the_documents_share(measured):
+def test_pairing_removes_what_the_documents_share(rate_run):
     """The documents differ a thousandfold, the methods by a tenth: only pairs show it."""
 
     def change(rows):
@@ -125,35 +113,35 @@ def test_pairing_removes_what_the_documents_share(measured):
             level = 10.0 ** int(row["document"][1:]) * (1.1 if row["selector"] == "a@0.4" else 1.0)
             row |= {"kl": [level] * len(row["kl"]), "kl_mean": [level] * len(row["kl_mean"])}
 
-    runs = measured({"a@0.4": (1, 0.4), "b@0.4": (1, 0.4)}, change=change)
+    runs = rate_run({"a@0.4": (1, 0.4), "b@0.4": (1, 0.4)}, change=change)
     assert (rate_differences(runs).kl_low > 0).all()
     table = rate_table(runs).set_index(["method", "band"])
     assert table.kl_low["a", "all"] < table.kl_high["b", "all"]
 
 
-def test_a_short_horizon_is_one_band_and_one_document_has_no_interval(measured):
-    table = rate_table(measured(lengths=(100,)))
+def test_a_short_horizon_is_one_band_and_one_document_has_no_interval(rate_run):
+    table = rate_table(rate_run(lengths=(100,)))
     assert set(table.band) == {"all"}
     assert set(table.band_stop) == {100}
     assert table.filter(regex="_(low|high)$").isna().all(axis=None)
     assert table[["kl", "delta_nll", "top1_changed"]].notna().all(axis=None)
 
 
-def test_a_band_in_which_no_chunk_begins_has_its_kl_alone(measured):
+def test_a_band_in_which_no_chunk_begins_has_its_kl_alone(rate_run):
     spec = RunSpec(**{**SPEC.to_dict(), "chunk": 256})
-    table = rate_table(measured({"a@0.4": (1, 0.4)}, lengths=(200, 200), spec=spec)).set_index("band")
+    table = rate_table(rate_run({"a@0.4": (1, 0.4)}, lengths=(200, 200), spec=spec)).set_index("band")
     assert math.isnan(table.delta_nll["far"]) and math.isnan(table.top1_changed["far"])
     assert table.kl["far"] > 0 and table.n_documents["far"] == 2
     assert not math.isnan(table.delta_nll["near"])
 
 
-def test_infinite_kl_stays_infinite_and_is_counted(measured):
+def test_infinite_kl_stays_infinite_and_is_counted(rate_run):
     def change(rows):
         for row in rows:
             if row["document"] == "d0" and row["selector"] != "b@0.4":
                 row["kl"][150] = row["kl_mean"][4] = inf
 
-    runs = measured({name: (1, 0.4) for name in ("a@0.4", "b@0.4", "c@0.4")}, change=change)
+    runs = rate_run({name: (1, 0.4) for name in ("a@0.4", "b@0.4", "c@0.4")}, change=change)
     table = rate_table(runs).set_index(["method", "band"])
     assert table.kl["a", "all"] == table.kl["a", "far"] == table.kl_high["a", "far"] == inf
     assert math.isfinite(table.kl["a", "near"])
@@ -166,20 +154,20 @@ def test_infinite_kl_stays_infinite_and_is_counted(measured):
     assert math.isfinite(pairs.delta_nll["a", "c", "far"])
 
 
-def test_runs_that_remove_tokens_have_no_rates(measured):
-    runs = measured({"entropy": (1, 0.99)}, spec=RunSpec(**FIXED, horizon=HORIZON, chunk=CHUNK))
+def test_runs_that_remove_tokens_have_no_rates(rate_run):
+    runs = rate_run({"entropy": (1, 0.99)}, spec=RunSpec(**FIXED, horizon=HORIZON, chunk=CHUNK))
     for make in (rate_table, rate_differences, rate_figure):
         with pytest.raises(UserError, match=r"removes tokens.*forward-influence fidelity"):
             make(runs)
 
 
-def test_a_pair_has_one_direction_at_all_budgets(measured):
-    table = rate_differences(measured({"a@0.4": (1, 0.4), "b@0.4": (1, 0.4), "b@0.2": (1, 0.2), "a@0.2": (1, 0.2)}))
+def test_a_pair_has_one_direction_at_all_budgets(rate_run):
+    table = rate_differences(rate_run({"a@0.4": (1, 0.4), "b@0.4": (1, 0.4), "b@0.2": (1, 0.2), "a@0.2": (1, 0.2)}))
     assert set(zip(table.a, table.b)) == {("a", "b")}
 
 
-def test_an_equal_budget_needs_two_methods(measured):
-    table = rate_differences(measured({"a@0.4": (1, 0.4), "b@0.2": (1, 0.2)}))
+def test_an_equal_budget_needs_two_methods(rate_run):
+    table = rate_differences(rate_run({"a@0.4": (1, 0.4), "b@0.2": (1, 0.2)}))
     assert len(table) == 0
     assert {"a", "b", "asked", "kl", "kl_low", "delta_nll_high"} <= set(table.columns)
 

@@ -1,12 +1,11 @@
 """The figures of rates: curves, and methods below each other."""
 
 import itertools
-import warnings
 
 import numpy as np
 import pandas
 import pytest
-from rate_rows import inf, words, write_rate_run
+from rate_rows import inf, words
 
 from forward_influence.analysis import (
     plot_ranking,
@@ -18,18 +17,7 @@ from forward_influence.analysis import (
 )
 from forward_influence.errors import UserError
 
-
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
-@pytest.fixture
-def measured(tmp_path):
-    """Function that measures methods in documents of given lengths."""
-    return lambda *args, **more: write_rate_run(tmp_path / "run", *args, **more)
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 def legend(figure) -> list[str]:
@@ -37,8 +25,8 @@ def legend(figure) -> list[str]:
     return [text.get_text().replace("\n", " ") for text in box.get_texts()]
 
 
-def test_the_figure_shows_the_table_near_and_far(measured):
-    runs = measured()
+def test_the_figure_shows_the_table_near_and_far(rate_run):
+    runs = rate_run()
     table = rate_table(runs)
     figure = rate_figure(runs)
     names = ["snapkv", "infokv:alpha=0.8", "random", "snapkv (pyramid)"]
@@ -81,8 +69,8 @@ def infinite(rows):
                         for k in (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)}, "lengths": (200, 200)}, 2, "n = 2"),
     ],
 )  # fmt: skip
-def test_every_run_can_be_drawn_and_no_text_overlaps(measured, options, panels, words):
-    figure = rate_figure(measured(**options))
+def test_every_run_can_be_drawn_and_no_text_overlaps(rate_run, options, panels, words):
+    figure = rate_figure(rate_run(**options))
     assert len(figure.axes) == panels
     assert words in figure.get_supxlabel().replace("\n", " ")
     figure.canvas.draw()
@@ -99,8 +87,8 @@ def test_every_run_can_be_drawn_and_no_text_overlaps(measured, options, panels, 
         assert all(one.x1 < other.x0 for one, other in itertools.pairwise(labels))
 
 
-def test_plot_writes_pictures_and_tables(measured, tmp_path):
-    runs = measured()
+def test_plot_writes_pictures_and_tables(rate_run, tmp_path):
+    runs = rate_run()
     paths = plot_rates(runs)
     assert [path.name for path in paths] == [
         *("fidelity.png", "fidelity.pdf", "fidelity.svg"), *("fidelity.csv", "fidelity-differences.csv")
@@ -119,8 +107,8 @@ def test_plot_writes_pictures_and_tables(measured, tmp_path):
         rate_figure(runs, ["tova"])
 
 
-def test_the_ranking_has_the_points_of_the_table_the_least_first(measured):
-    runs = measured()
+def test_the_ranking_has_the_points_of_the_table_the_least_first(rate_run):
+    runs = rate_run()
     table = rate_table(runs)
     figure = ranking_figure(runs)
     budgets = list(dict.fromkeys(table.asked))
@@ -143,14 +131,14 @@ def test_the_ranking_has_the_points_of_the_table_the_least_first(measured):
     assert "n = 4 to 5 documents" in words(figure) and "not to be trusted from fewer than 10" in words(figure)
 
 
-def test_the_ranking_draws_whom_one_asks_for_and_names_gaps(measured, tmp_path):
+def test_the_ranking_draws_whom_one_asks_for_and_names_gaps(rate_run, tmp_path):
     def change(rows):
         for row in rows:
             if row["selector"].startswith("random@"):
                 row["kl"] = [inf] * len(row["kl"])
                 row["kl_mean"] = [inf] * len(row["kl_mean"])
 
-    runs = measured(change=change)
+    runs = rate_run(change=change)
     figure = ranking_figure(runs, ["random", "snapkv"])
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["snapkv", "random"]
     assert "No point: zero or infinite mean (random)." in words(figure)
@@ -166,9 +154,9 @@ LONG = "mixture:terms=attention*0.8+observed-attention*0.1+entropy*0.1,temperatu
 
 @pytest.mark.parametrize("draw", [rate_figure, ranking_figure])
 @pytest.mark.parametrize("count", [2, 24])
-def test_names_of_many_methods_have_room(measured, draw, count):
+def test_names_of_many_methods_have_room(rate_run, draw, count):
     names = [LONG.format(number) if number % 4 == 0 else f"method-{number}" for number in range(count)]
-    figure = draw(measured({f"{name}@{keep}": (0.1, keep) for name in names for keep in (0.4, 0.2)}))
+    figure = draw(rate_run({f"{name}@{keep}": (0.1, keep) for name in names for keep in (0.4, 0.2)}))
     figure.canvas.draw()
     texts = [text for legend in figure.legends for text in legend.get_texts()] or figure.axes[0].get_yticklabels()
     assert sorted(text.get_text().replace("\n", "") for text in texts) == sorted(names)

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -22,11 +21,7 @@ SPEC = RunSpec(model="m", dtype="float32", tokenizer="t", data="local", prefix=1
 inf = math.inf
 
 
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 def make_row(document: str, selector: str, kl: list[float]) -> dict:

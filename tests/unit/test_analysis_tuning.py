@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import re
-import warnings
 
 import numpy as np
 import pandas
@@ -27,11 +26,7 @@ WITH_PAPER = [PAIRS[0], ("tuned", "paper"), *PAIRS[1:]]
 METRICS = ("kl", "delta_nll", "top1_changed")
 
 
-@pytest.fixture(autouse=True)
-def _warnings_are_errors():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 def make_row(spec: RunSpec, document: str, selector: str, kl: list[float]) -> dict:
