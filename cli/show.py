@@ -138,10 +138,13 @@ def numbers(runs) -> str:
     bands = {"kl_near": f"kl 0-{near}", "kl_far": f"kl {far[0]}-{far[1]}"}
     if len(set(bands.values())) == 1:  # a short horizon is one band
         del bands["kl_far"]
+    if (summary.n_documents_far != summary.n_documents).any():  # fewer documents, in which near and far compare
+        bands = {"n_documents_far": "n_to_end"} | bands
     shown = summary[
         ["selector", "n_removed", "n_documents", "kl_mean", *bands, "q50", "q99", "max", "delta_nll", "top1_changed"]
     ].rename(columns=bands)
-    parts = ["", "KL in nats (kl_mean: mean over documents; q50 to max: over all offsets)",
+    ends = "; bands: over the n_to_end documents that reach the end" if "n_documents_far" in bands else ""
+    parts = ["", f"KL in nats (kl_mean: mean over documents; q50 to max: over all offsets{ends})",
              shown.to_string(index=False, float_format=_short)]  # fmt: skip
     bands = band_table(runs)
     if len(bands) and (bands.n_documents > 1).any():

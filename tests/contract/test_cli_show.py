@@ -33,6 +33,15 @@ def test_show_doubts_intervals_from_few_documents(studied, cli):
     )
 
 
+def test_show_says_over_how_many_documents_the_bands_are(studied, cli):
+    _, out, _ = cli("show", studied / "done")
+    assert "n_to_end" not in out  # all documents reach the end
+    assert cli(*changed(measuring(studied, "--selector", "random", out="longer"), "--horizon", 60))[0] == 0
+    _, out, _ = cli("show", "longer")
+    header, line = (one.split() for one in out.split("that reach the end)\n")[1].splitlines()[:2])
+    assert (line[header.index("n_documents")], line[header.index("n_to_end")]) == ("3", "1")
+
+
 @pytest.mark.parametrize(
     ("count", "words"), [(1, "One document gives no interval"), (9, "from 9 documents"), (10, None)]
 )
