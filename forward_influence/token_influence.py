@@ -55,7 +55,8 @@ def token_influence(*, sample: int | None = 128, group: Iterable[int] = DEFAULT_
 
     The rows are those of :func:`forward_influence.measure` with explicit positions. Beside them lie ``scores.jsonl``,
     what each signal says of the same positions, ``sets.jsonl``, who chose the sets, and ``influence-all.json``,
-    ``-near`` and ``-far``, which the selector ``influence:FILE`` ranks by. Run it again with the same arguments to go on after an interruption.
+    ``-near`` and ``-far``, which the selector ``influence:FILE`` ranks by. Run it again with the same arguments to go
+    on after an interruption.
 
     Parameters
     ----------
