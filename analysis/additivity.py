@@ -6,7 +6,7 @@ import numpy as np
 import pandas
 from scipy import stats
 
-from forward_influence.analysis.correlations import BAND, band_costs, rank_correlation
+from forward_influence.analysis.correlations import BAND, Costs, band_costs, rank_correlation
 from forward_influence.analysis.frames import Runs
 from forward_influence.analysis.intervals import LEVEL, RESAMPLES, mean_of
 from forward_influence.token_files import read_sets
@@ -32,10 +32,11 @@ def set_table(runs: Runs) -> pandas.DataFrame:
         positions all of which were also removed alone in that document, and what chose it: ``positions``, ``size``,
         ``chosen_by``, and ``set_kl`` and ``sum_kl``, mean nats in the band. ``chosen_by`` is a signal, or ``"measured
         influence"`` (over all offsets), where the set is the one that it ranks highest; ``"random sets"`` for one
-        that was dealt; ``"other sets"`` for one of which the run does not say why.
+        that was dealt; ``"other sets"`` for one of which the run does not say why, or that was chosen when fewer
+        positions were measured.
     """
     bands, costs = band_costs(runs)
-    choosers = _choosers(runs)
+    choosers = _choosers(runs, costs["all"])
     lines = []
     for band, (start, stop) in bands.items():
         for document, found in costs[band].items():
@@ -48,14 +49,17 @@ def set_table(runs: Runs) -> pandas.DataFrame:
     return pandas.DataFrame(lines, columns=_SETS).astype({"set_kl": float, "sum_kl": float})
 
 
-def _choosers(runs: Runs) -> dict[tuple[str, tuple[int, ...]], list[str]]:
-    """Who chose a set in a document; the document is empty for sets of all of them."""
+def _choosers(runs: Runs, costs: Costs) -> dict[tuple[str, tuple[int, ...]], list[str]]:
+    """Who chose a set in a document, from all that was measured there; the document is empty for sets of all."""
+    measured = {document: sum(len(places) == 1 for places in found) for document, found in costs.items()}
     texts = {"": ""} | {row["document"]: row["document_sha"] for row in runs.rows if row["status"] == "ok"}
     out: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for run in runs.runs:
         for line in read_sets(run.path, runs.hash):
             names = out.setdefault((line["document"], tuple(line["positions"])), [])
-            if texts.get(line["document"]) == line["document_sha"] and line["chosen_by"] not in names:
+            current = line["among"] is None or line["among"] == measured.get(line["document"])
+            current = current and texts.get(line["document"]) == line["document_sha"]
+            if current and line["chosen_by"] not in names:
                 names.append(line["chosen_by"])
     return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas
@@ -27,8 +28,14 @@ from forward_influence.analysis.rate_curves import save_rates
 from forward_influence.analysis.rate_distortion import rate_table
 from forward_influence.analysis.row_plot import draw_rows, legend_above, rows_of
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 #: Inches that the names and each panel take, and those above and below the rows.
 _NAMES, _PANEL, _FRAME = 2.4, 2.6, 1.9
+
+#: An axis shorter than this has numbers between the powers of ten.
+_DECADES = 1.7
 
 
 def ranking_figure(runs: Runs, selectors: Sequence[str] | None = None) -> Figure:
@@ -90,9 +97,7 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
         for axes, asked in zip(row, budgets):
             part = table[table.asked == asked]
             draw_rows(axes, {band: _values(part[part.band == band], names) for band in bands}, labels, heights)
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(numticks=6))
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            _scale(axes)
             axes.grid(axis="x", color="0.92", linewidth=0.8)
             axes.set_xlabel(f"mean KL (nats), budget {asked}")
         legend_above(row[0])
@@ -102,13 +107,26 @@ def _draw(rates: pandas.DataFrame, runs: Runs, selectors: Sequence[str] | None) 
     return figure
 
 
+def _scale(axes: Axes) -> None:
+    """A logarithmic axis with numbers on it, also where no power of ten lies within."""
+    values = np.concatenate([line.get_xdata() for line in axes.lines])
+    if np.isnan(values).all():
+        axes.set_xlim(1e-12, 1)
+    axes.set_xscale("log")
+    few = np.diff(np.log10(axes.get_xlim())) < _DECADES
+    axes.xaxis.set_major_locator(LogLocator(numticks=6, subs=(1, 2, 5) if few else (1,)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
 def _least_first(rates: pandas.DataFrame) -> list[str]:
     """By log KL against the mean of each budget, so that a method is not judged by which budgets it has."""
     whole = rates[rates.band == "all"]
     with np.errstate(divide="ignore", invalid="ignore"):
-        logarithm = np.log(whole.kl)
+        logarithm = np.log(whole.kl.where(whole.kl > 0))  # what a budget of everything loses tells no two apart
         usual = logarithm.where(np.isfinite(logarithm)).groupby(whole.asked).transform("mean").fillna(0)
-        return list((logarithm - usual).groupby(whole.method, sort=False).mean().sort_values(kind="stable").index)
+        typical = (logarithm - usual).groupby(whole.method, sort=False).mean()
+        return list(typical.fillna(-np.inf).sort_values(kind="stable").index)
 
 
 def _values(rates: pandas.DataFrame, names: list[str]) -> pandas.DataFrame:

@@ -68,7 +68,7 @@ class Tuning:
     def training_gain(self) -> float:
         """How much better the tuned setting was than the default on the documents of the search, nats."""
         kl = [self.facts["train_kl"].get(self.facts["judged"][who]) for who in ("default", "tuned")]
-        return float("nan") if None in kl else self.sign * (kl[0] - kl[1])
+        return float("nan") if None in kl else 0.0 + self.sign * (kl[0] - kl[1])  # no minus zero
 
     @property
     def setting(self) -> str:
@@ -246,7 +246,10 @@ def _text(table: pandas.DataFrame) -> str:
     if (aimed.band_start.iloc[0], aimed.band_stop.iloc[0]) not in spans:
         shown = pandas.concat([shown, aimed]).sort_index()  # with its pair
     rounded = shown[["difference", "low", "high"]].map(lambda value: 0.0 if abs(value) < 1e-15 else value)
-    found = [f"{line.difference:.3g} [{line.low:.3g}, {line.high:.3g}]" for line in rounded.itertuples()]
+    found = [
+        f"{line.difference:.3g}" + ("" if line.low != line.low else f" [{line.low:.3g}, {line.high:.3g}]")
+        for line in rounded.itertuples()
+    ]
     names = [f"{line.one} - {line.other}" for line in shown.itertuples()]
     offsets = [f"{line.band_start}-{line.band_stop}" for line in shown.itertuples()]
     cells = shown.assign(pair=names, offsets=offsets, found=found)

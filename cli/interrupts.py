@@ -1,16 +1,21 @@
-"""Ctrl-C pressed twice: the second press may not cut the end of the first one short."""
+"""Ctrl-C: a second press may not cut the end of the first one short, and none may get lost."""
 
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 import time
 
 #: Seconds after an interrupt in which another one is the same.
 _SAME = 1.0
 
+#: Seconds after which one that was lost comes again.
+_SOON = 0.05
+
 
 def interrupt_once() -> None:
-    """Let a burst of interrupts count as one; does nothing where interrupts are ignored (nohup, say)."""
+    """Let a burst of interrupts count as one, and none be lost; does nothing where they are ignored (nohup, say)."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
     last = -_SAME
@@ -22,7 +27,18 @@ def interrupt_once() -> None:
             last = now
             raise KeyboardInterrupt
 
+    def raise_again(lost) -> None:
+        """An exception that is raised while an object is deleted, as anywhere in an import, reaches nobody."""
+        nonlocal last
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            last = -_SAME
+            again = (threading.main_thread().ident, signal.SIGINT)
+            threading.Timer(_SOON, signal.pthread_kill, again).start()  # here it would be lost again
+        else:
+            sys.__unraisablehook__(lost)
+
     signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = raise_again
 
 
 def ignore_interrupts() -> None:

@@ -58,7 +58,7 @@ def command(
 
     try:
         result = tune(
-            out=out, method=method, vary=_parsed(vary), objective=objective, keep=_one(keep or ["0.4"]),
+            out=out, method=method, vary=_parsed(vary), objective=objective, keep=_one(keep, objective),
             fraction=fraction, band=band,
             trials=trials, train=train, held_out=held_out, model=model, tokenizer=tokenizer, data=data or None,
             prefix=prefix, horizon=horizon, chunk=chunk, sinks=sinks, recent=recent, skip=skip, seed=seed, batch=batch,
@@ -73,10 +73,14 @@ def command(
         print(describe_tuning(result.path), flush=True)
 
 
-def _one(keep: list[str]) -> str:
+def _one(keep: list[str] | None, objective: str) -> str:
     """The one budget: fidelity takes several, and the last one would be taken for all."""
     from forward_influence.errors import UserError
 
+    if keep is None:
+        return "0.4"
+    if objective == "influence":
+        raise UserError(f"--keep {keep[0]} belongs to the objective fidelity; influence takes --fraction.")
     if len(keep) > 1:
         raise UserError(f"--keep is given {len(keep)} times, and tune takes one budget; run it once for each.")
     return keep[0]

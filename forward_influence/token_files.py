@@ -32,15 +32,15 @@ def read_scores(folder: Path, spec_hash: str) -> list[dict]:
     UserError
         If a line is broken or belongs to another run.
     """
-    return _read_lines(folder / SCORES, spec_hash, "signal", "scores")
+    return _read_lines(folder / SCORES, spec_hash, "signal", "scores", (int, float, type(None)))
 
 
 def read_sets(folder: Path, spec_hash: str) -> list[dict]:
     """Lines of ``sets.jsonl``: which positions were removed together, and who chose them.
 
-    ``document`` is empty for sets that were dealt at random, which are the same in all texts. Of several sets of one
-    size that one signal ranked highest in a text the last counts: the others were its choice among fewer positions,
-    or by other code.
+    ``document`` is empty for sets that were dealt at random, which are the same in all texts. ``among`` is the number
+    of measured positions from which a set was chosen (None: at random). Of several sets of one size that one signal
+    ranked highest in a text the last counts: the others were its choice among fewer positions, or by other code.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def read_sets(folder: Path, spec_hash: str) -> list[dict]:
         If a line is broken or belongs to another run.
     """
     newest = {}
-    for line in _read_lines(folder / SETS, spec_hash, "chosen_by", "positions"):
+    for line in _read_lines(folder / SETS, spec_hash, "chosen_by", "positions", (int,)):
         places = tuple(line["positions"])
         about = places if line["chosen_by"] == RANDOM else len(places)
         newest[line["document"], line["document_sha"], line["chosen_by"], about] = line
@@ -56,17 +56,19 @@ def read_sets(folder: Path, spec_hash: str) -> list[dict]:
 
 
 def append_sets(plan, chosen: Iterable[tuple]) -> None:
-    """Note sets that are not yet noted: document (None where it is any), who chose, and positions."""
-    known = [(line["document"], line["document_sha"], line["chosen_by"], line["positions"])
-             for line in read_sets(plan.out, plan.spec.hash())]  # fmt: skip
-    lines = [("" if one is None else one.id, "" if one is None else one.sha, who, list(places))
-             for one, who, places in chosen]  # fmt: skip
-    names = ("document", "document_sha", "chosen_by", "positions")
-    new = [{"hash": plan.spec.hash()} | dict(zip(names, line)) for line in lines if line not in known]
-    _append_lines(plan.out / SETS, new)
+    """Note sets that are not yet noted: document (None where it is any), who chose, among how many, and positions."""
+    known = read_sets(plan.out, plan.spec.hash())
+    lines = [
+        {
+            "hash": plan.spec.hash(), "document": "" if one is None else one.id,
+            "document_sha": "" if one is None else one.sha, "chosen_by": who, "among": among, "positions": list(places),
+        }
+        for one, who, among, places in chosen
+    ]  # fmt: skip
+    _append_lines(plan.out / SETS, [line for line in lines if line not in known])
 
 
-def _read_lines(path: Path, spec_hash: str, name: str, values: str) -> list[dict]:
+def _read_lines(path: Path, spec_hash: str, name: str, values: str, kinds: tuple[type, ...]) -> list[dict]:
     if not path.exists():
         return []
     out = []
@@ -83,6 +85,8 @@ def _read_lines(path: Path, spec_hash: str, name: str, values: str) -> list[dict
             raise UserError(f"{str(path)!r} is corrupt in line {number} ({error}); delete the file.") from error
         if not fits:
             raise UserError(f"{str(path)!r}, line {number}, belongs to another run; delete the file.")
+        if odd := [one for one in entry[values] if type(one) not in kinds]:
+            raise UserError(f"{str(path)!r} has {odd[0]!r} among the {values} of line {number}; delete the file.")
         out.append(entry)
     return out
 
@@ -103,9 +107,10 @@ def scored(plan, codes: dict[str, str]) -> set[tuple[str, str]]:
                 f"{str(plan.out / SCORES)!r} has {len(one['scores'])} scores of {one['signal']!r} for "
                 f"{plan.spec.prefix} positions; delete the file."
             )
+    newest = {(one["document"], one["signal"]): one for one in entries}  # the last line counts, for all readers
     return {
-        (one["document"], one["signal"])
-        for one in entries
+        key
+        for key, one in newest.items()
         if texts.get(one["document"]) == one["document_sha"] and codes.get(one["signal"]) == one.get("code")
     }
 

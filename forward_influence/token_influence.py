@@ -129,7 +129,7 @@ def run_tokens(
         return told
     with opened(plan, model, batch=batch, fresh=fresh, quiet=quiet, debug=debug) as study:
         _score(plan, signals, study, Progress(quiet=quiet).say)
-        append_sets(plan, [(None, RANDOM, sorted(places)) for places in dealt])
+        append_sets(plan, [(None, RANDOM, None, sorted(places)) for places in dealt])
         study.fill(plan)
         parts = _highest(plan, signals, sizes, list(study.folder.rows()))
         study.fill(plan, *parts)
@@ -167,12 +167,12 @@ def _highest(plan, signals: dict, sizes: Iterable[int], rows: list[dict]) -> lis
         for size in sizes:
             for name, ranking in rankings.items():
                 if places := highest(ranking, size):
-                    chosen.append((document, name, places))
+                    chosen.append((document, name, len(costs), places))
     append_sets(plan, chosen)
     return [
         replace(plan, documents=[document], short=[], selectors=make_selectors(map(positions_text, sets)))
         for document in plan.documents
-        if (sets := [places for one, _, places in chosen if one is document])
+        if (sets := [places for one, *_, places in chosen if one is document])
     ]
 
 

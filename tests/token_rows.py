@@ -56,6 +56,7 @@ def write_token_run(folder, costs: dict, scores: dict, skipped=(), chosen=None):
     lines = [
         {"hash": SPEC.hash(), "document": document, "document_sha": f"sha-{document}" if document else ""}
         | {"chosen_by": who, "positions": list(places)}
+        | {"among": sum(len(one) == 1 for one in costs[document]) if document else None}
         for document, who, places in chosen
     ]
     (folder / "sets.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))

@@ -162,6 +162,7 @@ def test_a_tuned_file_of_another_model_is_refused_and_can_be_accepted(tiny, tune
     (("--vary", "window=much"), "window=much: the value must be int"),
     (("--method", "snapkw"), "did you mean 'snapkv'"),
     (("--trials", "1"), "trials is 1"),
+    (("--objective", "influence", "--keep", "0.5"), "--keep 0.5 belongs to the objective fidelity"),
     (("--keep", "0.5", "--keep", "0.2"), "--keep is given 2 times, and tune takes one budget; run it once for each."),
     (("--train", "0"), "train is 0"),
     (("--band", "mid"), "band is 'mid'; it must be all"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -123,6 +125,33 @@ def test_it_is_noted_who_chose_a_set_and_counted_after_a_larger_sample(tiny, tmp
     assert (tmp_path / SETS).read_text() == lines
 
 
+OWN = """
+from dataclasses import dataclass
+
+from infokv.scorer import Scorer
+
+@dataclass(frozen=True)
+class Own(Scorer):
+    def score(self, signals):
+        return {sign}signals.positions[0].float()[None, None]
+"""
+
+
+def test_a_signal_that_is_edited_back_is_scored_as_it_is_now(tiny, tmp_path, monkeypatch):
+    found = []
+    for sign in ("+", "-", "+"):
+        (tmp_path / "own_signal.py").write_text(OWN.format(sign=sign))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "own_signal", raising=False)
+        importlib.invalidate_caches()
+        given = dict(sample=12, group=(4,), signal=("own_signal:Own",), limit=1, out=tmp_path / "run") | tiny
+        token_influence(**given)
+        table = set_table(open_runs(tmp_path / "run"))
+        (places,) = table[(table.band == "all") & (table.chosen_by == "own_signal:Own")].positions
+        found.append(places)
+    assert found[0] == found[2] != found[1]
+
+
 def test_sets_that_fail_count_like_other_rows(tiny, tmp_path, monkeypatch):
     from forward_influence import open_study
 
@@ -239,6 +268,20 @@ def test_bad_requests_end_in_a_sentence(tiny, tmp_path, change, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         token_influence(out=tmp_path / "out", **given)
     assert not (tmp_path / "out" / "rows.jsonl").exists() and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("name", "old", "new"), [
+    (SCORES, '"scores": [', '"scores": ["a", '), (SETS, '"positions": [', '"positions": ["2", '),
+])  # fmt: skip
+def test_values_of_another_kind_are_refused(tiny, tmp_path, name, old, new):
+    given = dict(sample=12, group=(4,), signal=("knorm",), limit=1, out=tmp_path) | tiny
+    token_influence(**given)
+    path = tmp_path / name
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(UserError, match=f"{name}' has '[a2]' among the .* of line 1; delete the file"):
+        token_influence(**given)
+    path.unlink()
+    assert token_influence(**given).ok == 1
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "no", '{"documents": [{"tokens": [1], "positions": [4], "kl": [1]}]}'])

@@ -1,6 +1,7 @@
 """Whether influence adds up, against plain loops and hand-made numbers."""
 
 import math
+import re
 from itertools import combinations
 
 import numpy as np
@@ -101,6 +102,15 @@ def test_what_nobody_chose_and_what_was_chosen_before_is_not_called_random(token
     table = set_table(token_run(costs, {}, chosen=chosen)).set_index("chosen_by").positions
     assert table.to_dict() == {OTHER: (4, 7), "attention": (7, 11)}
     assert set(set_table(token_run(costs, {}, "unsaid", chosen=[])).chosen_by) == {OTHER}
+
+
+def test_choices_among_fewer_positions_do_not_count(token_run, tmp_path):
+    costs = {"a": {(p,): [1.0] * 128 for p in (4, 7, 11)} | {(4, 7): [2.0] * 128}}
+    token_run(costs, {}, chosen=[("a", "attention", (4, 7))])
+    path = tmp_path / "run" / "sets.jsonl"
+    for among, who in ((3, "attention"), (2, OTHER)):
+        path.write_text(re.sub(r'"among": \d', f'"among": {among}', path.read_text()))
+        assert list(set_table(open_runs(tmp_path / "run")).chosen_by) == [who]
 
 
 def test_choices_in_another_text_do_not_count(token_run, tmp_path):

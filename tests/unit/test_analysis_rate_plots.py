@@ -1,6 +1,7 @@
 """The figures of rates: curves, and methods below each other."""
 
 import itertools
+from itertools import pairwise
 
 import numpy as np
 import pandas
@@ -147,6 +148,38 @@ def test_the_ranking_draws_whom_one_asks_for_and_names_gaps(rate_run, tmp_path):
     assert set(pandas.read_csv(paths[1]).method) == {"random", "snapkv"}
     with pytest.raises(UserError, match="'tova' was not measured"):
         ranking_figure(runs, ["tova"])
+
+
+def nothing_lost(rows):
+    for row in rows:
+        row |= {"kl": [0.0] * len(row["kl"]), "kl_mean": [0.0] * len(row["kl_mean"])}
+
+
+def test_a_budget_at_which_nothing_is_lost_does_not_shuffle_the_ranking(rate_run):
+    selectors = {"b@0.5": (0.2, 0.5), "b@1": (0.1, 1), "a@0.5": (0.1, 0.5), "a@1": (0.1, 1), "c@0.5": (0.4, 0.5)}
+    runs = rate_run(selectors, change=lambda rows: nothing_lost(row for row in rows if row["selector"].endswith("@1")))
+    figure = ranking_figure(runs)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b", "c"]
+    assert "No point: zero or infinite mean (" in words(figure)
+
+
+def test_a_ranking_of_nothing_but_zeros_can_be_drawn(rate_run):
+    figure = ranking_figure(rate_run({"full@0.5": (0.1, 0.5)}, change=nothing_lost))
+    figure.canvas.draw()
+    assert "No point: zero or infinite mean (full)." in words(figure)
+
+
+@pytest.mark.parametrize("levels", [(0.031, 0.052), (0.02, 0.9), (1e-7, 0.5)])
+def test_the_axes_of_a_ranking_have_numbers_that_do_not_touch(rate_run, levels):
+    selectors = {f"m{place}@{keep}": (one, keep) for place, one in enumerate(levels) for keep in (0.4, 0.2)}
+    figure = ranking_figure(rate_run(selectors))
+    figure.canvas.draw()
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        labels = [one for one in axes.get_xticklabels(which="both") if low <= one.get_position()[0] <= high]
+        boxes = sorted((one.get_window_extent() for one in labels if one.get_text()), key=lambda box: box.x0)
+        assert len(boxes) >= 2
+        assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
 LONG = "mixture:terms=attention*0.8+observed-attention*0.1+entropy*0.1,temperature=2.0,window=32,kernel=5,sinks={}"
